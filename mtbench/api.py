@@ -188,7 +188,6 @@ def _sorted_out(
 
 
 def _arguments(kind: type[records.Record]) -> dict[str, str]:
-    """Return the arguments of a library function for the options of a record -> their fields."""
     fields = fields_of(kind).items()
     return {argument_of(name, field): name for name, field in fields if name not in OF_COMMANDS}
 

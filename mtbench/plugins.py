@@ -132,7 +132,6 @@ class Registry(Generic[T]):
                 self._mark_broken(entry.name, error, f"package {entry.dist.name}" if entry.dist else entry.value)
 
     def _drop_invalid(self) -> None:
-        """Remove the classes of other packages that fail a check."""
         for name, cls in list(self._classes.items()):
             if not cls.__module__.startswith(f"{self.package}."):
                 try:

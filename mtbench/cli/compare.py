@@ -72,7 +72,6 @@ def _described(stored: Stored) -> ComparedRun:
 
 
 def _compared(base: Stored, head: Stored) -> RunComparison:
-    """Return a run compared with the first one."""
     found = compare_runs(base, head)
     if not found.cells:
         raise UserError(

@@ -144,7 +144,6 @@ def _execute() -> Any:
 
 
 def _started() -> list[Any]:
-    """Return the directories that this process has begun to fill."""
     frame = sys.modules.get("mtbench.experiments.experiment")  # not imported: nothing has begun
     return [] if frame is None else frame.started
 

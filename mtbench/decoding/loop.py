@@ -182,7 +182,6 @@ class Batch:
                 clock.resume()
 
     def _step(self, run: RunState, clock: Clock) -> None:
-        """Execute one step, count it and start to read the cursors."""
         shape, draft_forwards = self.shape(run), self._draft_forwards()
         clock.mark()
         self.advance(run, shape)
@@ -371,7 +370,6 @@ class Batch:
         return bool(finished)
 
     def _collect(self, run: RunState, finished: list[int]) -> None:
-        """Read the answers of some rows."""
         if not finished:
             return
         at = torch.tensor(finished, device=self.device)
@@ -404,5 +402,4 @@ class Batch:
         return sum(runner.cache.bytes_per_slot for runner in self.runners.values())
 
     def _draft_forwards(self) -> int:
-        """Return the forwards so far of runners other than the target's."""
         return sum(runner.forwards for runner in self.runners.values()) - self.target.forwards

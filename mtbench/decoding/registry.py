@@ -34,7 +34,6 @@ def _check_method(cls: type[Any]) -> None:
 
 
 def _can_be_written(kind: Any) -> bool:
-    """Return whether a value of this type can be written on a command line."""
     if typing.get_origin(kind) in (typing.Union, UnionType):
         return all(_can_be_written(member) for member in typing.get_args(kind))
     if typing.get_origin(kind) is Literal:

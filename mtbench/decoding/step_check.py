@@ -69,7 +69,6 @@ def _choices_differ(device: torch.device) -> bool:
 
 
 def _moves_differ(device: torch.device) -> bool:
-    """Return whether the kernel that moves slots gives other storage than indexing."""
     stores = [torch.arange(3.0 * 20 * 32, device=device).view(60, 2, 16) + shift for shift in (0, 1)]
     if (mover := kernels.slot_mover(stores)) is None:
         return False

@@ -99,7 +99,6 @@ def _with_code(value: object) -> object:
 
 
 def _broken(name: str) -> Markup:
-    """Return an id that may break into lines between its parts."""
     return Markup(re.sub(r"(?<=[:,])|(?=@)|(?<=\.)(?=[a-z])", "<wbr>", str(escape(name))))
 
 

@@ -59,7 +59,6 @@ class AnswerFormat(Record):
             raise UserError(f"{item} has a schema or tools that cannot be used ({why}); correct them.") from None
 
     def _parameters(self) -> dict[str, Any]:
-        """Return the schema of the arguments of each tool, by its name."""
         functions = [tool.get("function", tool) for tool in self.tools]
         return {function["name"]: function.get("parameters") or {} for function in functions}
 

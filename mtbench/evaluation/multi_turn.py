@@ -142,7 +142,6 @@ class QuestionSuite(Suite):
         return used
 
     def _questions_by_subtask(self) -> list[list[Question]]:
-        """Return one list for each subtask, in the suite's order, with the file's categories interleaved."""
         by_category: dict[str, dict[str, list[Question]]] = {}
         for question in self._questions:
             by_category.setdefault(question.subtask, {}).setdefault(question.category, []).append(question)

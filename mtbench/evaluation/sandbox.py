@@ -197,7 +197,6 @@ def _run(program: str, limits: Limits, watch: Watch | None) -> Outcome:
 
 @contextmanager
 def _file_with(content: bytes) -> Iterator[int]:
-    """Yield the descriptor of a file without a name, to read this content from."""
     with tempfile.TemporaryFile() as file:
         file.write(content)
         file.seek(0)

@@ -132,7 +132,6 @@ def _children() -> Mapping[int, Sequence[int]]:
 
 
 def _family(pid: int, children: Mapping[int, Sequence[int]]) -> list[int]:
-    """Return a process and all that descend from it, ancestors first."""
     family = [pid]
     for member in family:
         family += children.get(member, ())

@@ -178,5 +178,4 @@ def _if_null(argument: int, *, then: Instruction, otherwise: Instruction) -> lis
 
 
 def _load(argument: int, *, high: bool = False) -> Instruction:
-    """Return the instruction that loads the low or high word of an argument, on these little-endian machines."""
     return (LOAD, 0, 0, ARGUMENTS + 8 * argument + (4 if high else 0))

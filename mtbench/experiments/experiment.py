@@ -258,12 +258,10 @@ def _agreed(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it, where tuples are lists."""
     return [*value] if isinstance(value, tuple) else value
 
 
 def _empty(directory: Path) -> None:
-    """Remove what is in a directory."""
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

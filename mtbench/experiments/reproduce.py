@@ -79,7 +79,6 @@ def _settings(table: Published, request: ReproduceRequest) -> RunRequest:
 
 
 def _entered(table: Published, request: RunRequest) -> tuple[list[str], dict[str, str]]:
-    """Return the arms of a table that the checkpoints can run, and why the others cannot."""
     family = families.family(request.family or "", request.model, request.checkpoint, request.weights)
     lineup, methods, missing = Lineup(family, request), list[str](), dict[str, str]()
     for spec in table.specs(request.family):

@@ -135,7 +135,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @triton.jit(do_not_specialize=["slots"])
 def _move(addresses, like, source, target, slots, DEPTH: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr):
-    """Copy one row's slots of one tensor, from the first to the last."""
     store = tl.load(addresses + tl.program_id(0)).to(tl.pointer_type(like.dtype.element_ty))
     row = tl.program_id(1).to(tl.int64)
     element = tl.arange(0, PADDED)

@@ -268,7 +268,6 @@ class _GroupPlanner:
     def _simulation(
         self, arm: Arm, method: Method, simulated: Simulated | None, fault: str | None
     ) -> tuple[Script | None, Simulated | None]:
-        """Return the scripted acceptance of an arm, and its simulated parts with their note."""
         if simulated is None or fault is not None:
             return None, simulated
         refuse_unknown_acceptance(arm, method, simulated)

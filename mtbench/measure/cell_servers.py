@@ -93,7 +93,6 @@ class CellServers:
         return self.running[cell.arm]
 
     def _prepared(self, engine: ServingEngine, cell: Cell) -> tuple[str, Setting]:
-        """Return the path of a cell's target and the setting of its server."""
         settings = dict[int, Setting]()
         for held in cell.served_as:
             model, setting = engine.prepared_arm(

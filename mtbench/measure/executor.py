@@ -97,7 +97,6 @@ def _decode(
 
 
 def _due(stages: Sequence[Stage]) -> list[Cell]:
-    """Return the cells that have blocks to decode."""
     return [cell for stage in stages if stage.scheduler.todo for cell in stage.writer.live()]
 
 

@@ -99,7 +99,6 @@ class Rescoring:
                 self.note(f"{cell.cell} could not be re-scored: {why}")
 
     def _judged(self, cell: Cell) -> list[GenerationLine]:
-        """Return the answers of a cell that need a judge."""
         lines, plain = self._lines(cell), self._plain(cell)
         if cell.lossless_reference is None:  # an arm of an engine is held to the judge itself
             lines = self._enough(cell) if is_served(cell.engine) and cell.simulated is None else []
@@ -215,7 +214,6 @@ class Rescoring:
         return [line for c in there if c.batch_size == cell.batch_size for line in self._lines(c)]
 
     def _references(self, cell: Cell) -> list[Cell]:
-        """Return the cells of the arm that a cell is held to, at all batch sizes."""
         return [c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.lossless_reference)]
 
     def _lines(self, cell: Cell) -> list[GenerationLine]:

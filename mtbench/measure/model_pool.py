@@ -94,13 +94,11 @@ class ModelPool:
         return self.runners[key]
 
     def _translated(self, key: tuple[str, str, str], target: ModelRunner) -> ModelRunner:
-        """Return the runner of a draft whose vocabulary is not this target's."""
         if (key, target) not in self.translated:
             self.translated[key, target] = TranslatedRunner(self.runner(*key), target)
         return self.translated[key, target]
 
     def _draft(self, source: str, target: ModelRunner) -> DraftRunner:
-        """Return the runner of a draft that reads the hidden states of this target."""
         if (source, target) not in self.drafts:
             loaded = load_draft(source, target.checkpoint, offline=self.offline)
             self.checkpoints[source] = loaded

@@ -94,7 +94,6 @@ def _resident(plan: Plan, cell: Cell, pool: ModelPool) -> int | None:
 def _in_child(
     request: RunRequest, cell: Cell, block: Sequence[Request], room: int, send: multiprocessing.connection.Connection
 ) -> None:
-    """Decode the cell's first block and send the peak of this process."""
     torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
     ModelPool(request).decode(cell, block, room=room)
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -105,7 +105,6 @@ def readings_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) 
 
 
 def _with_cause(reading: Reading, cause: str | None) -> Reading:
-    """Return a reading that finds no result with what ended the answer before there was one."""
     if cause == INSIDE:
         return Reading(0.0, INSIDE, None if reading.by_value is None else 0.0)
     return replace(reading, unread=cause) if reading.unread and cause else reading
@@ -117,7 +116,6 @@ def _stored(reading: Reading) -> dict[str, Any]:
 
 
 def _scored_cells(plan: Plan, suite: SuitePlan) -> list[Cell]:
-    """Return the cells of a suite that have scores."""
     if suite.metric is None:
         return []
     return [cell for cell in plan.cells if cell.suite == suite.suite and cell.length == "natural"]

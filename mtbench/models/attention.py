@@ -86,7 +86,6 @@ class AttentionMetadata:
         return mask if sliding_window is None else mask & (position > query - sliding_window)
 
     def _visible(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether a query position attends to a key position, both outside of drafts."""
         return key <= query if self.block == 1 else key // self.block <= query // self.block
 
     def bias(self, group: int, sliding_window: int | None, dtype: torch.dtype) -> Tensor | None:

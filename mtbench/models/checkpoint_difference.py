@@ -29,7 +29,6 @@ def difference(a: str, b: str) -> tuple[bool | None, str]:
 
 
 def _first_tensor(a: Path, b: Path) -> tuple[bool | None, str]:
-    """Return whether all tensors are equal, and the first one that differs, in the order of the names, and how."""
     try:
         places = [{name: file for file in weight_files(folder) for name in _names(file)} for folder in (a, b)]
     except (UserError, OSError) as error:

@@ -87,7 +87,6 @@ def header(source: str) -> Header:
 
 @cache
 def _header(file: Path, state: tuple[int, int]) -> Header:
-    """Return the header of a file with this size and time of change."""
     from transformers import PretrainedConfig
     from transformers.integrations.gguf import read_gguf_metadata
 
@@ -136,7 +135,6 @@ def converted(source: str) -> Path:
 
 @cache
 def _converted(file: Path, state: tuple[int, int]) -> Path:
-    """Return the folder of a file with this size and time of change."""
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
     made_of = hashlib.sha256(f"{CONVERSION} {sha256}".encode()).hexdigest()

@@ -356,7 +356,6 @@ def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, sourc
 
 
 def _generation_settings(source: str, config: Any, offline: bool) -> tuple[GenerationConfig, str]:
-    """Return the generation settings that the loaded model would have, and the file that they are in."""
     with explained(source, "generation settings", offline):
         try:
             return GenerationConfig.from_pretrained(source, local_files_only=offline), "generation_config.json"

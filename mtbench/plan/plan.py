@@ -391,7 +391,6 @@ class Plan(Record):
         return sum(items[block[0]].follows is None for block in group.blocks)
 
     def _too_few_blocks(self, group: Group) -> str:
-        """Return a warning on a group with too few blocks for an interval, and the remedy."""
         batching = "" if group.batching == "static" else f", {group.batching}"
         suite, begun = self.suite(group.suite), self._begun(group)
         what, of = ("item", "") if begun == len(group.blocks) else ("conversation", " of conversations")

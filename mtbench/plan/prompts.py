@@ -201,7 +201,6 @@ def _prompt_flags(items: Sequence[Item], target: Inspected, names: list[str], re
 
 
 def _training_flags(checkpoints: Sequence[Inspected], options: chat_template.Options) -> list[str]:
-    """Return a remark for each checkpoint that learned answers under other variables of the chat template."""
     return [
         f"{short_name(one.source)} was trained with the template variables {joined(pairs(then)) or 'none'}, and runs "
         f"with {joined(pairs(options)) or 'none'}"
@@ -308,7 +307,6 @@ def _tokenise(
 
 
 def _answer_formats(prompts: Sequence[Prompt]) -> list[AnswerFormat]:
-    """Return what the answers to prompts must be, each once."""
     formats: list[AnswerFormat] = []
     for prompt in prompts:
         if prompt.answer_format is not None and prompt.answer_format not in formats:

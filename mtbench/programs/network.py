@@ -50,7 +50,6 @@ def refusal(url: str) -> str | None:
 
 
 def _first_hop(url: str) -> tuple[str | None, int]:
-    """Return host and port of the first connection to a URL."""
     parts, proxies = urlsplit(url), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if proxy and parts.hostname and not proxy_bypass(parts.hostname):

@@ -151,7 +151,6 @@ def _members(group: int) -> dict[int, list[str]]:
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """End a process by SIGTERM, then by SIGKILL, with its children."""
     if grace_s and not has_ended(process):
         process.terminate()
         has_ended(process, grace_s)

@@ -223,7 +223,6 @@ def _sweeps(results: Results, naming: Naming) -> list[Section]:
 
 
 def _slug(suite: str, batching: str, end: str) -> str:
-    """Return the name of a section's files."""
     name = re.sub(r"[^A-Za-z0-9-]+", "_", suite_name(suite))[:LONGEST_SLUG]
     return f"{name}.{end}" if batching == "static" else f"{name}.{batching}.{end}"
 

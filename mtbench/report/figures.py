@@ -189,12 +189,10 @@ def _frontier(scene: Scene) -> Figure | None:
 
 
 def _undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that no other point beats in both coordinates, from left to right."""
     return sorted(p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points))
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return axis limits with space on both sides, also for values that are all alike."""
     low, high = min(values), max(values)
     space = 0.09 * (high - low) or 0.1 * abs(high) or 1.0
     return low - space, high + space
@@ -222,7 +220,6 @@ def _acceptance(scene: Scene) -> Figure | None:
 
 
 def _panels(scene: Scene, every: Panels, title: str, subtitle: str, **given: str) -> Figure | None:
-    """Draw a panel for each label with points, and in it a curve for each arm that has some."""
     panels, texts = {label: curves for label, curves in every.items() if any(curves.values())}, list[str]()
     if not panels:
         return None

@@ -164,7 +164,6 @@ def viewer(run: Run, results: Results, numbers: Mapping[str, int], names: Mappin
 
 
 def _group(plan: Plan, group: Group, generations: _Generations, numbers: Mapping[str, int]) -> ShownGroup:
-    """Return the first items of a group, as many as its share of the page holds."""
     suite = plan.suite(group.suite)
     numbered = {item.item: number for number, item in enumerate(suite.items)}
     answered = [name for name in numbered if any(name in by_item for by_item in generations.lines.values())]
@@ -190,7 +189,6 @@ def _group(plan: Plan, group: Group, generations: _Generations, numbers: Mapping
 
 
 def _item(name: str, generations: _Generations, planned: Sequence[int]) -> ShownItem:
-    """Return an item with its prompt, as the first arm with an answer read it or as planned, and all answers."""
     prompts = [by_item[name].prompt_ids or planned for by_item in generations.lines.values() if name in by_item]
     tokenizer = _tokenizer(_source(generations.cells[0]))
     prompt = None
@@ -262,12 +260,10 @@ def _place(pieces: Sequence[str], special: Sequence[int], letters: int, *, stop:
 
 
 def _source(cell: ResultCell) -> str:
-    """Return the checkpoint whose tokenizer the cell's ids belong to."""
     return cell.checkpoints[cell.on]
 
 
 def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return how many tokens agree before the first that differs."""
     pairs = zip(ours, theirs, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 

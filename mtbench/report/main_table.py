@@ -68,7 +68,6 @@ def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
 
 
 def _answer_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Column]:
-    """Return the columns of what the answers are worth."""
     unread = any(cell.unread for cell in cells)
     return [
         Column(
@@ -124,7 +123,6 @@ def _share_entry(share: Accuracy | None, compared: Sequence[AccuracyComparison],
 def _headline_entry(
     cell: ResultCell, speedup: Speedup | None, drawn: Callable[[Speedup], Bar | None], *, named: bool
 ) -> Entry:
-    """Return the speedup with its interval, drawn, and its worst and best task."""
     if speedup is None or speedup.value is None:
         return _other_engine_entry(cell)
     details = [detail for detail in (_by_task(cell, speedup.spread), length_detail(speedup)) if detail]
@@ -139,7 +137,6 @@ def _headline_entry(
 
 
 def _other_engine_entry(cell: ResultCell) -> Entry:
-    """Return the ratio over a reference by another engine, for an arm that has no baseline by its own."""
     over = over_fastest_engine(cell)
     if over is None or cell.engine is not None:
         return Entry()

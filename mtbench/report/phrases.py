@@ -208,7 +208,6 @@ def readings(cells: Sequence[ResultCell]) -> list[str]:
 
 
 def _elsewhere(arms: Sequence[tuple[str, SameItems]]) -> str:
-    """Return the accuracies elsewhere that differ from those here."""
     values = [(arm, percent(same.here), percent(same.there)) for arm, same in arms]
     changed = [f"{there}% in {arm} (here {here}%)" for arm, here, there in values if here != there]
     return listed(changed) or "the same accuracies"

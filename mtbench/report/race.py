@@ -76,7 +76,6 @@ def _request_rows(decision: Decision) -> Rows:
 
 
 def _left(looks: Looks, cells: Sequence[ResultCell], decision: Decision) -> tuple[str, str, Rows]:
-    """Return the outcome of each arm of a group, in the order of leaving."""
     of_group = [cell for cell in cells if (cell.suite, cell.batch_size) == (looks.suite, looks.batch_size)]
     of_group.sort(key=lambda cell: math.inf if cell.left is None else cell.left.block)
     over = {cell.arm: "; over a limit, so it is not recommended" for cell in of_group if cell.cell in decision.over_slo}
@@ -91,7 +90,6 @@ def _left(looks: Looks, cells: Sequence[ResultCell], decision: Decision) -> tupl
 
 
 def _fate(cell: ResultCell) -> str:
-    """Return when and why an arm left, or how long it stayed."""
     if cell.left is None:
         return f"failed: {cell.error}" if cell.error else f"stayed, {counted(cell.blocks, 'block')}"
     return f"after {counted(cell.left.block, 'block')}: {cell.left.reason}" if cell.left.block else cell.left.reason

@@ -54,7 +54,6 @@ def comparison_document(comparison: Comparison) -> Document:
 
 
 def _runs(comparison: Comparison) -> Iterator[str]:
-    """Yield the runs, and their differences."""
     for number_, run in enumerate(comparison.runs, start=1):
         yield f"run {number_}: {run.directory}"
     for run_number, compared in enumerate(comparison.comparisons, start=2):
@@ -63,7 +62,6 @@ def _runs(comparison: Comparison) -> Iterator[str]:
 
 
 def _only_in_one(comparison: Comparison) -> Iterator[str]:
-    """Yield the cells of one run only."""
     for run, compared in enumerate(comparison.comparisons, start=2):
         for here, there, names in ((1, run, compared.only_base), (run, 1, compared.only_head)):
             if names:

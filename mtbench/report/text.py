@@ -146,7 +146,6 @@ def _checkpoints_text(cells: Sequence[ResultCell]) -> str:
 
 
 def _tail(source: str) -> str:
-    """Return a hub id as it is, and the last two parts of a path."""
     parts = Path(source).parts
     return source if len(parts) <= 2 else f"…/{'/'.join(parts[-2:])}"
 

@@ -157,5 +157,4 @@ def _uncut(commits: Commits, surplus: Sequence[int]) -> list[list[int]]:
 
 
 def _steps(commits: Commits) -> list[int]:
-    """Return the tokens of each forward that committed any."""
     return [step for step in itertools.chain.from_iterable(commits) if step]

@@ -139,7 +139,6 @@ def compare_runs(base: Stored, head: Stored) -> RunComparison:
 
 
 def _compare_cell(base: Stored, head: Stored, name: str, void_base: list[str], void_head: list[str]) -> CellAcrossRuns:
-    """Return one cell in both runs, or why it is not compared."""
     before, after = base.cells[name], head.cells[name]
     common = [item for item in before.lines if item in after.lines]
     reason = _not_comparable(base, head, name, common)
@@ -272,7 +271,6 @@ def _differs(base: Stored, head: Stored, names: Sequence[str]) -> list[Differs]:
 
 
 def _conditions(stored: Stored, names: Sequence[str]) -> dict[str, str | None]:
-    """Return the conditions of a run by name, from its sessions, plan and cells."""
     conditions = {name: _listed(read(session) for session in stored.sessions) for name, read in CONDITIONS.items()}
     request = stored.plan.request
     conditions |= {"protocol": request.protocol, "temperature": f"{request.temperature:g}", "seed": str(request.seed)}

@@ -176,7 +176,6 @@ def _published(stored: Stored, cells: Sequence[ResultCell]) -> dict[str, Publica
 
 
 def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:
-    """Return the cells of a group, compared with each other."""
     of_arm = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
     suite, max_loss = stored.plan.suite(group.suite), stored.plan.request.max_loss
     synchronisation_s = stored.last_session.synchronisation_s or 0.0
@@ -196,7 +195,6 @@ def _cell(
     parts: dict[str, Any],
     lossless: Lossless | None,
 ) -> ResultCell:
-    """Return one cell of results.json."""
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, of_arm = summarize(data, suite.metric), _of_arm(stored, cell.suite, cell.arm)
     finish, cost = _finish(data), _cost(stored.price_per_hour, summary.tokens_per_s.value)
@@ -282,7 +280,6 @@ def _finish(data: CellData) -> Finish:
 
 
 def _counts(data: CellData) -> dict[str, Any]:
-    """Return the fields of a cell that count tokens and forwards."""
     fed, draft_forwards = data.counted("positions_fed"), data.counted("draft_forwards")
     return {
         "kv_bytes": max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
@@ -367,7 +364,6 @@ def _over(total: float | None, count: float | None) -> float | None:
 
 
 def _roofline(data: CellData, sessions: Sequence[SessionRecord]) -> Fraction:
-    """Return the share of the measured roofline, or why there is none."""
     cell, judged = data.cell, 1
     if is_ours(cell.engine) and not cell.fault:
         variants = cell.built.variants
@@ -411,5 +407,4 @@ def _lossless(stored: Stored, data: CellData) -> Lossless | None:
 
 
 def _of_arm(stored: Stored, suite: str, arm: str | None) -> list[CellData]:
-    """Return an arm's cells on a suite, at every batch size and way of batching."""
     return [data for data in stored.cells.values() if (data.cell.suite, data.cell.arm) == (suite, arm)]

@@ -235,7 +235,6 @@ def bounds(ratio: Ratio) -> list[float] | None:
 
 
 def _in_order(comparisons: Comparisons, data: CellData) -> Comparisons:
-    """Return the same comparisons in the order of the cell's baselines."""
     order = [*data.cell.baselines, *data.cell.engine_baselines]
     for compared in (value for value in vars(comparisons).values() if isinstance(value, list)):
         compared.sort(key=lambda c: order.index(c.baseline))
@@ -245,7 +244,6 @@ def _in_order(comparisons: Comparisons, data: CellData) -> Comparisons:
 def _compared(
     group: Mapping[str, CellData], baselines: Callable[[CellData], list[str]]
 ) -> list[tuple[CellData, list[CellData]]]:
-    """Return each baseline with the arms compared with it, without failed cells."""
     names = dict.fromkeys(itertools.chain.from_iterable(baselines(data) for data in group.values()))
     pairs = []
     for name in names:
@@ -312,7 +310,6 @@ def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
 
 
 def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict) -> Speedup:
-    """Return the record of an arm's speed over a baseline."""
     tokens, tokens0 = data.per_unit("tokens"), baseline.per_unit("tokens")
     wall, wall0 = data.per_unit("wall_s"), baseline.per_unit("wall_s")
     rate = statistics.ratio_of_totals([tokens, wall0], [wall, tokens0], unit=data.unit)
@@ -409,6 +406,5 @@ def agreement(data: CellData, baseline: CellData) -> Agreement:
 
 
 def _common(data: CellData, other: CellData) -> tuple[int, int]:
-    """Return the items that both answered, and those of them with the same tokens."""
     common = data.lines.keys() & other.lines.keys()
     return len(common), sum(data.lines[item].token_ids == other.lines[item].token_ids for item in common)

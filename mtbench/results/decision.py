@@ -243,7 +243,6 @@ def _arms(
     pairs: Pairs,
     misses_slo: Collection[str],
 ) -> list[_Arm]:
-    """Return the arms that are compared with the baseline, without references, failed and void ones."""
     plain = next((cell for cell in cells if cell.arm == baseline), None)
     if plain is None:
         return []
@@ -298,7 +297,6 @@ def _kept(cell: ResultCell, plain: ResultCell) -> str | None:
 
 
 def _accuracies(cells: Sequence[ResultCell], baseline: str | None, batch_size: int) -> Mapping[str, _Accuracy]:
-    """Return the accuracy of each arm against the baseline."""
     return {cell.arm: _Accuracy(a, batch_size) for cell in cells for a in cell.accuracy_vs if a.baseline == baseline}
 
 
@@ -345,7 +343,6 @@ def _not_started(cells: Sequence[ResultCell]) -> str | None:
 
 
 def _doubt(arm: _Arm) -> str:
-    """Return what is open about an arm, and what would decide it."""
     parts = [] if arm.faster else [_doubt_of_speed(arm)]
     return "; ".join(parts + ([] if arm.allowed else [_doubt_of_tokens(arm)]))
 
@@ -378,7 +375,6 @@ def _ungraded(cell: ResultCell) -> str:
 
 
 def _timed(cell: ResultCell) -> int:
-    """Return the units of the intervals of a cell's times."""
     return cell.rounds if APART in cell.flags else cell.blocks
 
 

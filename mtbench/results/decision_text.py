@@ -44,7 +44,6 @@ def budget_spent(resume: str) -> str:
 
 
 def _on_demonstration(text: str) -> str:
-    """Return a sentence marked as that of a demonstration."""
     return f"{DEMONSTRATION}, {text[0].lower()}{text[1:]}"
 
 
@@ -65,7 +64,6 @@ def beside(rec: Recommendation) -> list[str]:
 
 
 def _of_suite(recommendations: Sequence[Recommendation]) -> str:
-    """Return a sentence for each answer, first what to use."""
     engines = len({rec.engine for rec in recommendations})
     groups: dict[tuple[str | None, str], list[Recommendation]] = {}
     for rec in sorted(_largest_first(recommendations), key=lambda rec: rec.word != "use"):
@@ -154,7 +152,6 @@ def speed(choice: Choice) -> str | None:
 
 
 def _cost(choice: Choice) -> str:
-    """Return what an arm with other tokens costs in accuracy."""
     cost = choice.accuracy
     if cost is None:
         return ""

@@ -125,7 +125,6 @@ def measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list
 
 
 def _engine_flags(data: CellData) -> list[str]:
-    """Return flags for a serving engine that does not repeat its answers, or with impossible counts."""
     if not is_served(data.cell.engine):
         return []
     flags = []
@@ -166,7 +165,6 @@ def cache_flags(data: CellData, of_arm: Sequence[CellData], unseen: Sequence[tup
 
 
 def _first_tokens(data: CellData, number: int) -> list[tuple[int, float]]:
-    """Return the prompt tokens of each block of a round, and its time to the first token, where it is known."""
     return [(t.prompt_tokens, t.ttft_s) for t in data.samples if t.round == number and t.ttft_s]
 
 

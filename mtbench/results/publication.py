@@ -246,7 +246,6 @@ class _Comparison:
     def _other_settings(
         self, row: PublishedRow, quantity: Quantity, benchmark: str, result: ResultCell
     ) -> Iterator[str]:
-        """Yield in what our settings differ from the paper's."""
         theirs, most = self.table.benchmarks[benchmark], self.table.setup.max_new_tokens
         if result.family != row.family:
             yield f"family {result.family}"

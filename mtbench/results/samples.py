@@ -277,7 +277,6 @@ def _by_block(timings: Sequence[TimingLine], values: Sequence[float]) -> dict[in
 
 
 def _over_usual(values: Mapping[int, float]) -> dict[int, float]:
-    """Return each value over the median of all."""
     usual = np.median(list(values.values())) if values else 1.0
     return {block: float(value / usual) for block, value in values.items()}
 

@@ -102,7 +102,6 @@ def _ranges(
 def _figures(
     of: str, part: str, data: CellData, metric: str | None, speedups: Sequence[Speedup]
 ) -> TaskFigures | RangeFigures:
-    """Return the figures of a task, or of a range of turns or contexts."""
     figures: dict[str, Any] = dict(summarize(data, metric))
     figures["speedup"] = [TaskSpeedup(**{f: getattr(s, f) for f in TaskSpeedup.model_fields}) for s in speedups]
     if of == "tasks":
@@ -140,7 +139,6 @@ def tokens_per_forward_spread(tasks: Sequence[TaskFigures]) -> Spread | None:
 
 
 def _speedup_spread(tasks: Sequence[TaskFigures], baseline: str) -> Spread | None:
-    """Return the spread over the tasks that were measured enough for a verdict."""
     of_tasks = [(part.task, s) for part in tasks for s in part.speedup if s.baseline == baseline]
     judged = [(task, s.value, s.ci_low, s.ci_high) for task, s in of_tasks if s.verdict.reason is None]
     return _spread(judged, len(tasks))

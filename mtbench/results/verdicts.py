@@ -145,7 +145,6 @@ def _with_items_needed(verdict: Verdict, arm: Difference, margin: float, arms: i
 
 
 def _speed_p(speedup: Ratio, margin: float) -> dict[Word, float]:
-    """Return the p-value of each verdict on speed."""
     assert speedup.value is not None
     assert speedup.log_se is not None
     log, se, df = math.log(speedup.value), speedup.log_se, speedup.units - 1
@@ -158,7 +157,6 @@ def _speed_p(speedup: Ratio, margin: float) -> dict[Word, float]:
 
 
 def _accuracy_p(arm: Difference, margin: float) -> dict[Word, float]:
-    """Return the p-value of each verdict on accuracy."""
     at_margin, at_zero = (float(score_test(arm.gained, arm.lost, arm.n, delta)) for delta in (-margin, 0.0))
     return {
         "worse than margin": NORMAL.cdf(at_margin),
@@ -213,7 +211,6 @@ def _adjusted(arms: Sequence[Mapping[Word, float]], looks: int) -> list[tuple[Wo
 
 
 def _word(p: Mapping[Word, float]) -> Word:
-    """Return the strongest verdict whose p-value is below its level."""
     holds = [word for word, level in WORD_LEVELS.items() if p.get(word, 1.0) < level]
     if {"worse", "not worse"} <= set(holds):
         return "worse by less than the margin"

@@ -139,7 +139,6 @@ class Completion(Response):
             self.service.worker.metrics.requests.labels(outcome).inc()
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
-        """Write the answer as it is decoded, and return how the request ended."""
         while self.job.outcome is None:
             if self.call.stream and (message := self.answer.grow()) is not None:
                 await self._send(send, message)

@@ -278,7 +278,6 @@ def _refuse_other_request(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def _flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested entries as one mapping, by their dotted names."""
     flat: dict[str, Any] = {}
     for name, value in entries.items():
         if isinstance(value, dict):

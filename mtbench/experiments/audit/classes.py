@@ -42,7 +42,6 @@ class Cause(NamedTuple):
 
 
 def _few_shot(case: Case) -> Cause | None:
-    """Prompts with other numbers of examples, as the suites say."""
     shots = [(side.task or {}).get("num_fewshot") for side in (case.arms.a, case.arms.b)]
     if case.a.prompt == case.b.prompt or shots[0] == shots[1]:
         return None
@@ -50,7 +49,6 @@ def _few_shot(case: Case) -> Cause | None:
 
 
 def _earlier(case: Case) -> Cause | None:
-    """A later turn, whose prompt has an earlier answer that differs."""
     before = next((of for of in case.arms.cases if of.item == case.a.follows), None)
     if case.a.prompt == case.b.prompt or before is None or (cause := name(before)).name in ("same", "metric"):
         return None
@@ -87,7 +85,6 @@ def _other_tokens(case: Case) -> Cause | None:
 
 
 def _same(case: Case) -> Cause | None:
-    """The same tokens, and perhaps other scores."""
     scores, tasks = (case.a.score, case.b.score), [side.task or {} for side in (case.arms.a, case.arms.b)]
     if case.a.tokens != case.b.tokens:
         return None
@@ -100,7 +97,6 @@ def _same(case: Case) -> Cause | None:
 
 
 def _lacking(case: Case) -> Cause | None:
-    """A text that is not, or not all, there."""
     for side, answer in (("A", case.a), ("B", case.b)):
         if not answer.tokens:
             return Cause("not judged", f"{side} has no answer", fault=True)
@@ -192,7 +188,6 @@ def _drawn(case: Case, letter: Letter) -> Cause | None:
 
 
 def _accepted(case: Case, letter: Letter) -> Cause | None:
-    """Tokens that are off only where a forward accepted drafts."""
     arms, side, off = case.arms, case.arms.side(letter), case.arms.off(letter)
     lossy = side.claims == "lossy" and side.plain is False
     if lossy and case.answer(letter).commits is None and len(off) <= FEW * arms.judged(letter):
@@ -242,7 +237,6 @@ def _forward(case: Case, letter: Letter) -> str:
 
 
 def _unexplained(case: Case, letter: Letter) -> Cause:
-    """How many tokens are off, from where on, and how far."""
     arms, side, off = case.arms, case.arms.side(letter), case.arms.off(letter)
     shorts = sorted(of.short(letter, index) for of, index in off)
     first, index = min(off, key=lambda of: of[1])

@@ -70,7 +70,6 @@ def _causes(findings: Iterable[Divergence]) -> list[list[Divergence]]:
 
 
 def _of_causes(found: Audit, causes: Sequence[Sequence[Divergence]]) -> list[model.Block]:
-    """Return a row for each cause, and its evidence below."""
     columns = [("answers", ""), ("fault", ""), ("item", "the first one")]
     columns += [("token", "its first token that is off, from 0; if none is, that differs"), ("below", "its shortfall")]
     rows, points = [], list[str]()
@@ -92,7 +91,6 @@ def _of_causes(found: Audit, causes: Sequence[Sequence[Divergence]]) -> list[mod
 
 
 def _part(finding: Divergence, case: Case) -> model.Part:
-    """Return a first difference, token by token."""
     place = "" if finding.first is None else f", token {finding.first}"
     blocks: list[model.Block] = [model.Text(". ".join(filter(None, (finding.evidence, finding.here))))]
     if finding.first is not None and case.a.prompt == case.b.prompt:

@@ -66,7 +66,6 @@ def reference(number: int, pair: Pair, lines: Lines) -> Side:
 
 
 def _apart(number: int, lines: Lines) -> float:
-    """Return the largest shortfall at the first differences of a pair."""
     judged = [line for (of, _), line in lines.items() if of == number]
     shorts = [side.short.get(str(line.first), 0.0) for line in judged for side in (line.side_a, line.side_b)]
     return min(EPSILON_CAP, max(shorts, default=0.0))
@@ -133,6 +132,5 @@ def _sentence(answers: int, findings: Sequence[Divergence], classes: Sequence[Cl
 
 
 def _place(finding: Divergence) -> str:
-    """Return the item, and the first token that is off, else that differs."""
     token = finding.first if finding.off_from is None else finding.off_from
     return f"item {finding.item}" + ("" if token is None else f", token {token}")

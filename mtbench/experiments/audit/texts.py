@@ -57,7 +57,6 @@ def with_prompts(named: Named, tokenizer: Any, date: str | None = None) -> Named
 
 
 def _completed(answer: SideAnswer, tokenizer: Any, where: str, clock: Clock) -> SideAnswer:
-    """Return an answer with the tokens of its prompt and the text of its tokens."""
     asked = answer.raw_prompt
     if answer.tokens and not answer.text:
         answer = replace(answer, text=shown_text(tokenizer, answer.tokens, answer.prompt or []))

@@ -81,7 +81,6 @@ def _stored_run(race: Run, plan: Plan) -> Run | None:
 
 
 def _sizes(run: Stored) -> list[ScheduledSize]:
-    """Return the speed of the schedule over that of the chosen arm, at each batch size."""
     pairs = [[run.cells[name] for name in group.cells] for group in run.plan.groups]
     walls = [[data.per_unit("wall_s") if data.samples else () for data in reversed(pair)] for pair in pairs]
     ratios = [shared_ratio(*of_pair, looks=1, among=len(walls)) for of_pair in walls]
@@ -123,7 +122,6 @@ def schedule_plan(race: Run, recommendations: Sequence[Recommendation]) -> Plan 
 
 
 def _server(cell: Cell) -> tuple[object, ...]:
-    """Return what cells that one server decodes have in common."""
     return cell.engine, cell.on, cell.checkpoints[cell.on], cell.engine_options
 
 

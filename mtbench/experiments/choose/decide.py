@@ -60,7 +60,6 @@ def unraced(results: Results) -> dict[str, str]:
 
 
 def _with_prompts(rec: Recommendation, stored: Stored) -> Recommendation:
-    """Return a recommendation with the prompts that the times of its arm and of plain decoding share."""
     choice = rec.same_tokens or rec.within_loss or rec.undecided
     names = (rec.baseline, choice.arm if choice else rec.baseline)
     group = next(g for g in stored.plan.groups if (g.suite, g.batch_size) == (rec.suite, rec.batch_size))
@@ -96,7 +95,6 @@ class _Pairs:
         return Bounds(low, high, level)
 
     def _compared(self, cell: ResultCell, other: ResultCell) -> int:
-        """Return how many arms have a verdict over the other."""
         base = self.stored.cells[other.cell]
         group = (self.stored.cells[name] for name in self._group(cell).cells)
         of_base = (data for data in group if other.arm in data.cell.baselines and not data.error)

@@ -163,7 +163,6 @@ class View:
         return 1 if rival is self.plain else len(self.arms)
 
     def _time_ratio(self, above: RacedArm, below: RacedArm, *, among: int = 1) -> Ratio:
-        """Return the time of one arm over that of another on the blocks that both have."""
         pair = (above.name, below.name, among)
         if pair not in self._ratios:
             units: dict[int, tuple[float, float]] = {}
@@ -177,7 +176,6 @@ class View:
         return self._ratios[pair]
 
     def _units(self) -> list[int]:
-        """Return the unit of each block, by the least time of an arm on it."""
         there = [arm.blocks[: self.upto[arm.name]] for arm in (self.plain, *self.arms)]
         walls = ([block.wall_s for block in of if block and block.wall_s is not None] for of in zip_longest(*there))
         return statistics.units_of((min(of_block, default=0.0) for of_block in walls), self.plain.unit_s)
@@ -230,7 +228,6 @@ def words(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float, outc
 
 
 def _counted(entrants: Sequence[RacedArm], left: Sequence[Elimination], block: int) -> dict[str, int]:
-    """Return how many leading blocks of each arm count at a look."""
     until = {gone.cell: gone.block for gone in left}
     return {e.name: min(block, until.get(e.name, block), len(e.blocks)) for e in entrants}
 
@@ -252,7 +249,6 @@ def _before(view: View, there: Sequence[RacedArm]) -> list[Elimination]:
 
 
 def _leaving(view: View, there: Sequence[RacedArm], block: int) -> list[Elimination]:
-    """Return the arms that leave at a look."""
     look = _Look(view, there, block)
     look.let_worse_leave()
     if block >= FIRST_LOOKS[-1]:

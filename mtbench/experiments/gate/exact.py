@@ -102,7 +102,6 @@ def compare(
 
 
 def _failure(base: str | None, head: str | None) -> tuple[Level, str] | None:
-    """Return the level and the text of a cell that failed in one of the builds or in both."""
     if head is None:
         return None if base is None else ("note", f"it fails in base only: {base}")
     return ("fail", f"it fails in head only: {head}") if base is None else ("inconclusive", f"it fails in both: {base}")

@@ -234,7 +234,6 @@ class GateRun:
         return gate.changed(findings=findings, compared=[cell.cell for cell in decoded]), decoded
 
     def _why(self, cell: Cell, base: RunDirectory, head: RunDirectory, device: str) -> Finding:
-        """Return an audit's finding on the answers that head changed."""
         self.note(f"stage exact: {cell.cell} has changed; `mtbench audit` looks for the reason")
         out = self.directory / FOLDER / cell.cell
         found = why(f"{base.path}:{cell.cell}", f"{head.path}:{cell.cell}", out, device=device)
@@ -242,7 +241,6 @@ class GateRun:
         return Finding(stage="exact", kind="changed", level="note", cell=cell.cell, text=text)
 
     def _decode(self, side: str, build: Build, planned: Planned, cells: Sequence[str]) -> RunDirectory:
-        """Return the run of a build over the whole plan, with each block once."""
         directory = self.directory / "exact" / side
         if not directory.is_dir():
             self.note(f"stage exact: {build.label} decodes{' once more' if side == 'again' else ''}")

@@ -162,7 +162,6 @@ class TimedStage:
 
 
 def _confirmation(confirmed: bool, timed: int, wanted: int) -> tuple[Level, str]:
-    """Return the level of a FAIL and whether fresh pairs confirm it."""
     if confirmed:
         return "fail", f"{counted(wanted, 'fresh pair')} confirm it"
     if timed >= wanted:

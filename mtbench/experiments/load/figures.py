@@ -63,6 +63,5 @@ def _figure(load: Load, lines: Mapping[str, list[Point]], numbers: Mapping[str, 
 
 
 def _points(load: Load, arm: str) -> list[Point]:
-    """Return what is known of an arm, in the order of the levels."""
     known = [(cell.level, cell.goodput) for cell in load.cells if cell.arm == arm]
     return [(level, goodput.value, bounds(goodput)) for level, goodput in known if goodput.value is not None]

@@ -352,7 +352,6 @@ def _layers(config: Any, format: MtpConfig) -> Any:
 
 
 def _stack_experts(stored: dict[str, Tensor]) -> None:
-    """Replace the tensors of each expert by those of all experts, as transformers' layers have them."""
     parts = {name.removeprefix(EXPERTS).partition(".")[0] for name in stored if name.startswith(EXPERTS)}
     experts = sum(map(str.isdigit, parts))
     names = [[f"{EXPERTS}{e}.{part}_proj.weight" for part in ("gate", "up", "down")] for e in range(experts)]
