@@ -23,7 +23,7 @@ from mtbench.errors import UserError
 from mtbench.experiments import diagnosis
 from mtbench.experiments.audit.classes import UNEXPLAINED
 from mtbench.experiments.audit.experiment import AuditExperiment
-from mtbench.experiments.audit.findings import arms_of
+from mtbench.experiments.audit.findings import arms_of, to_judge
 from mtbench.experiments.audit.format import JudgedLine, NoiseLine, SideJudged
 from mtbench.experiments.audit.judge import Judge
 from mtbench.experiments.audit.request import AuditRequest
@@ -271,6 +271,15 @@ def test_texts_have_the_other_sides_tokens_as_far_as_they_agree() -> None:
         [pair] = pairs(Named([a], [a], True), Named([theirs], [theirs], True))
         made = with_tokens(pair, tokenizer).b.answers["1"]
         assert (made.prompt, made.tokens, made.whole) == ([1], tokens, True)
+
+
+def test_token_ids_without_a_prompt_have_that_of_the_run() -> None:
+    ran = SideAnswer([1, 2], [3, 4], "a", "length", raw_prompt=None)
+    a = Side("a", "a", "s", "a", {"1": ran})
+    b = Side("b", "b", None, "b", {"0": replace(ran, prompt=None, tokens=[3, 5])})
+    [pair] = pairs(Named([a], [a], True), Named([b], [b], True))
+    [item] = pair.items
+    assert to_judge(with_tokens(pair, small_tokenizer()), item)
 
 
 # --- Refused ----------------------------------------------------------------------------------------------------------

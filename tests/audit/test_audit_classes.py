@@ -102,9 +102,14 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {  # B's plan, an
         {"tokens": [*range(30)], "finish": "stop"},
         "B ends before max_new_tokens=40, without an end token",
     ),
+    "behind the budget": (SHORT, {"tokens": [*range(TOKENS + 1)]}, "B goes on behind max_new_tokens=40"),
     "behind an end token": (SHORT, {"tokens": [*range(20), END, 5]}, "B goes on behind an end token"),
     "behind a stop string": (SHORT, {"tokens": [*range(39)], "stop": ["t"]}, "B goes on behind the stop string 't'"),
-    "end tokens are ignored": (SHORT | {"endless": True}, {"tokens": [*range(TOKENS), END, 5]}, ""),
+    "end tokens are ignored": (
+        {"max_new_tokens": TOKENS + 2, "endless": True},
+        {"tokens": [*range(TOKENS), END, 5]},
+        "",
+    ),
     "another budget": ({"max_new_tokens": 30}, {"tokens": [*range(30)]}, ""),
     "another stop string": (SHORT, {"tokens": [*range(30)], "stop": ["u"], "finish": "stop"}, ""),
 }

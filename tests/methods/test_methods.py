@@ -30,7 +30,7 @@ ARMS = (
     *("mars-speculative", "mars-speculative:tau=0.9,draft=draft_mars,per_forward=4"),
     *("hf-generate", "hf-generate:draft=draft", "hf-generate:prompt_lookup=4"),
 )
-ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
+ELSEWHERE = {"openai"}  # needs a server: tests/methods/test_openai.py
 ELSEWHERE |= {"mtp"}  # needs layers in the target: tests/methods/test_mtp.py
 ELSEWHERE |= {"native"}  # needs a serving engine: tests/engines/test_llamacpp.py
 ELSEWHERE |= {"fast-dllm-v2"}  # needs a checkpoint of its own: tests/methods/test_fast_dllm_v2.py

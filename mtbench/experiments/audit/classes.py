@@ -132,7 +132,7 @@ def _stop(case: Case) -> Cause | None:
 
 
 def _broken(case: Case) -> Cause | None:
-    """An end that the plan of its side forbids. Runs with more tokens than the plan allows are refused when opened."""
+    """An end that the plan of its side forbids."""
     for letter in LETTERS:
         side, answer = case.arms.side(letter), case.answer(letter)
         stop = next((stop for stop in answer.stop if stop in answer.text), None)
@@ -143,7 +143,9 @@ def _broken(case: Case) -> Cause | None:
             continue
         no_stop = ended == "stop" and not answer.stop
         no_end = ended == "end" and (side.endless or (ends and answer.tokens[-1] not in ends))
-        if stop is not None:
+        if len(answer.tokens) > budget:
+            why, here = f"goes on behind max_new_tokens={budget}", has
+        elif stop is not None:
             why, here = f"goes on behind the stop string {stop!r}", f"{has}: {answer.text[-60:]!r}"
         elif end is not None and not side.endless:
             why, here = "goes on behind an end token", f"{has}, and number {end} is an end token"

@@ -78,8 +78,8 @@ def left_out(letter: str, side: Side) -> list[str]:
 
 
 def with_tokens(pair: Pair, tokenizer: Any) -> Pair:
-    """Return a pair in which texts have tokens: those of the other side as far as the texts agree."""
-    if not pair.a.texts and not pair.b.texts:
+    """Return a pair in which a file's answers have prompts, and texts have the other side's tokens while they agree."""
+    if pair.a.suite is not None and pair.b.suite is not None:
         return pair
     a, b = dict(pair.a.answers), dict(pair.b.answers)
     for item in pair.items:
@@ -87,6 +87,8 @@ def with_tokens(pair: Pair, tokenizer: Any) -> Pair:
             a[item] = _with_tokens(a[item], b[item], tokenizer, known=not pair.b.texts)
         if pair.b.texts:
             b[item] = _with_tokens(b[item], a[item], tokenizer, known=True)
+        prompt = a[item].prompt or b[item].prompt
+        a[item], b[item] = (replace(one, prompt=one.prompt or prompt) for one in (a[item], b[item]))
     return pair._replace(a=replace(pair.a, answers=a), b=replace(pair.b, answers=b))
 
 
