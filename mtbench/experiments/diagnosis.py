@@ -72,4 +72,6 @@ def _invalid(run: Run, cell: ResultCell) -> str:
     faults_of = {other.arm: faults(run, other) for other in beside if other.arm in (cell.arm, *lost[:1]) and lost}
     wrong = [(item, fault) for item, fault in faults_of.get(cell.arm, {}).items() if fault]
     wrong = [(item, fault) for item, fault in wrong if faults_of[lost[0]].get(item, fault) is None]
-    return f"{wrong[0][0]} is not valid ({wrong[0][1]}), and plain decoding's answer is: " if wrong else ""
+    forced = any(one.json_schema is not None for one in run.plan.suite(cell.suite).answer_formats)
+    unknown = ", and the audit does not know which tokens a schema forces" if forced else ""
+    return f"{wrong[0][0]} is not valid ({wrong[0][1]}), and plain decoding's answer is{unknown}: " if wrong else ""

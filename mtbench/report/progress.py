@@ -106,10 +106,20 @@ class TrainingProgress(ChangingLine):
         """Show the figures of one step; without a terminal, each in a line."""
         pace_s = (time.monotonic() - self.started_at) / (step - self.done)
         figures = " ".join(f"{name} {value:#.4g}" for name, value in losses.items())
-        figures += f" {tokens_per_s:,.0f} tokens/s {duration(pace_s * (self.steps - step))} left"
+        figures += f" {tokens_per_s:,.0f} tokens/s {clock(pace_s * (self.steps - step))} left"
         tell = self.show if self.console.is_terminal else self.note
         tell(f"step {step:d}/{self.steps:d} {figures}")
 
     def end(self) -> None:
         """Remove the line."""
         self.status.stop()
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as hours, minutes and seconds.
+
+    >>> clock(59.6), clock(4321)
+    ('1:00', '1:12:01')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

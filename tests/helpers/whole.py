@@ -75,8 +75,8 @@ class Quiet:
 
 
 TIMES = {"command", "environment", "tokens_per_s", "parts", "factors", "peak_memory_bytes"}
-TIMES |= {"stops_paying", "plain", "run_id"}
-SPEEDUPS = {"value", "ci_low", "ci_high", "rate_ratio", "verdict"}
+TIMES |= {"stops_paying", "plain", "run_id", "decode"}
+SPEEDUPS = {"value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "verdict"}
 
 
 def figures(value: Any) -> Any:

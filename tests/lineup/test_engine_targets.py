@@ -71,6 +71,6 @@ def test_a_race_on_a_configuration_alone_says_what_would_be_run(tmp_path: Path) 
     assert result.exit_code == 0, result.exception
     assert "prompt-lookup@ar/vllm" in result.stdout
     said = " ".join(result.stdout.split())
-    takes = "4 server starts, about 5 min (a guess: none was measured here); at most "
+    takes = "4 server starts take about 5 min (a guess: none was measured here); at most "
     blocks = "32 blocks, and a decision needs 6 at each batch size"
     assert f"{takes}{blocks}; how long a block takes is not known: checkpoint '{tmp_path}' has no weights" in said

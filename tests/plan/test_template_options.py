@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import PAD, TEMPLATES, save_beginning
+from small import BEGIN, PAD, TEMPLATES, beginning_tokenizer, save_beginning
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from mtbench.cli import main
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
+from mtbench.evaluation.suite import Prompt
 from mtbench.lineup.planner import make_plan
+from mtbench.models import chat_template
 from mtbench.models.families import TINY
 from mtbench.models.loading import inspect
 from mtbench.options.texts import template_variables
@@ -89,8 +92,26 @@ NO_ROW = {"vocab_size": PAD, "eos_token_id": 1, "pad_token_id": None}  # PAD and
 @pytest.mark.parametrize(
     ("template", "prompt", "config", "says"),
     [
-        (None, "a b", NO_ROW, rf"prompts/1/0 has the token id {PAD}, '<\|endoftext\|>': the embedding of '.*' has 37"),
+        (
+            None,
+            "a b",
+            NO_ROW,
+            rf"prompts/1/0 has the token id {PAD}, '<\|endoftext\|>' of the tokenizer: the tokenizer has",
+        ),
+        (
+            TEMPLATES["writes BOS"],
+            "a b",
+            NO_ROW,
+            "of the chat template: the tokenizer has ids up to 38, the embedding 37 rows; resize that of",
+        ),
+        ("{{ messages[0].content }}", f"a {BEGIN}", NO_ROW, "of the prompt: the tokenizer has .* 37 rows; resize that"),
         ({"rag": "x", "tool_use": "y"}, "a b", {}, "fails: ValueError: This model has multiple chat templates"),
+        (
+            "{{ raise_exception('only users') }}",
+            "a b",
+            {},
+            "line 1: the checkpoint's chat template rejects it .only users",
+        ),
         ("{% if %}", "a b", {}, "the checkpoint's chat template rejects it"),
     ],
 )
@@ -138,7 +159,9 @@ def test_a_variable_that_changes_nothing_is_flagged(model: Path, tmp_path: Path)
     ("trained", "run", "words"),
     [
         ({}, {"enable_thinking": False}, ("none", "enable_thinking=false")),
+        ({"enable_thinking": False}, {}, ("enable_thinking=false", "none")),
         ({"enable_thinking": True}, {"enable_thinking": False}, ("enable_thinking=true", "enable_thinking=false")),
+        ({}, {}, None),
         ({"enable_thinking": False}, {"enable_thinking": False}, None),
         (None, {"enable_thinking": False}, None),
     ],
@@ -171,7 +194,16 @@ def test_a_checkpoint_that_was_trained_under_other_variables_is_flagged(
     assert not [flag for flag in plain.flags if "trained" in flag]  # it has no chat template
 
 
-@pytest.mark.parametrize("name", ["chat_template", "messages"])
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_openais_developer_is_the_system(role: str) -> None:
+    """Templates of open models know the one name only, and leave out the turn of another."""
+    tokenizer = beginning_tokenizer("{% for turn in messages %}{{ turn.role }}: {{ turn.content }}. {% endfor %}")
+    turns = [{"role": role, "content": "Brief"}, {"role": "user", "content": "Why?"}]
+    assert chat_template.render(tokenizer, turns) == "system: Brief. user: Why?. "
+    assert turns[0]["role"] == role
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "add_generation_prompt"])
 def test_what_is_no_variable_is_refused(name: str, model: Path, tmp_path: Path) -> None:
     """It would replace the template or what comes back."""
     with pytest.raises(UserError, match=rf"^--chat-template-kwargs '{name}' is not allowed: [^\n]*$"):
@@ -182,6 +214,8 @@ def test_what_is_no_variable_is_refused(name: str, model: Path, tmp_path: Path) 
     ("given", "value"),
     [
         ("option=false", False),
+        ("option=False", False),
+        ("option=3", 3),
         ("option=0.5", 0.5),
         ("option=low", "low"),
         ("option=nan", "nan"),
@@ -198,11 +232,32 @@ def test_values_are_read_as_json_reads_them(given: str, value: object) -> None:
     ("given", "says"),
     [
         ("{", "give a JSON object of texts, numbers and truth values"),
+        ('{"tools": []}', "give a JSON object of texts"),
         ('{"a": null}', "give a JSON object of texts"),
         ("enable_thinking", "give NAME=VALUE, such as `--chat-template-kwargs enable_thinking=false`$"),
+        ("=false", "give NAME=VALUE"),
+        ("a b=1", "give NAME=VALUE"),
     ],
 )
 def test_other_text_is_refused(given: str, says: str) -> None:
     """In one line with an example."""
     with pytest.raises(ValueError, match=says):
         template_variables([given])
+
+
+def test_a_stop_string_that_no_arm_may_emit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that has no row in the embedding, or the mask; others may come."""
+
+    def stopping(suite: Any, template: Any, limit: int | None) -> list[Prompt]:
+        return [Prompt(item="prompts/1/0", text="1 + 1", stop=("<|far|>", "<|im_end|>", "Question:"))]
+
+    folder = Path(shutil.copytree(TINY / "ar", tmp_path / "model"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer.add_tokens([f"<|{n}|>" for n in range(rows - len(tokenizer))] + ["<|far|>"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    monkeypatch.setattr(SUITES["prompts"], "prompts", stopping)
+    flags = planned(folder, tmp_path).suites[0].flags
+    assert [flag for flag in flags if "stop string" in flag] == [
+        "the stop string '<|far|>' is a token that no arm may emit"
+    ]
