@@ -236,9 +236,15 @@ class HarnessSuite(Suite):
                 f"download: {network.LOCAL_FAMILIES}."
             )
         cause = error.__cause__ or error  # datasets only reports "an error occurred"; its cause has the reason
-        where = f"below {source.data_dir}" if source.data_dir else "on the hub"
+        where, retry = "on the hub", ""
+        if source.data_dir:
+            where = f"below {source.data_dir}"
+        elif source.offline:
+            where, retry = "in the cache", ", or run once without --offline"
         why = f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
-        return UserError(f"suite {self.name!r}: no usable data {where} ({why}); pass --data-dir DIR with {required}")
+        return UserError(
+            f"suite {self.name!r}: no usable data {where} ({why}); pass --data-dir DIR with {required}{retry}"
+        )
 
 
 class TrainableSuite(HarnessSuite):

@@ -10,10 +10,9 @@ from mtbench.decoding.arms import parse_arms
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.run import RunExperiment
-from mtbench.lineup.lineup import Lineup
+from mtbench.lineup.lineup import Lineup, family_of
 from mtbench.lineup.planner import make_plan
 from mtbench.measure.worker_counts import refuse
-from mtbench.models import families
 from mtbench.plan.plan import Plan
 from mtbench.plan.request import ReproduceRequest, RunRequest, RunSession
 from mtbench.results.publication import PAPER, Published, names, published
@@ -38,7 +37,8 @@ class ReproduceExperiment(RunExperiment):
         methods, missing = _entered(table, settings)
         if not (settings.method or methods):
             raise UserError(f"nothing of {table.name} can be run here: {next(iter(missing.values()))}")
-        return make_plan(settings.changed(method=settings.method or methods)).changed(publication=table.name)
+        plan = make_plan(settings.changed(method=settings.method or methods), here=session.ray is None)
+        return plan.changed(publication=table.name)
 
     def warnings(self, planned: Plan) -> list[str]:
         """Return what a run's plan warns of, and the arms that are not run, with the reasons."""
@@ -79,8 +79,7 @@ def _settings(table: Published, request: ReproduceRequest) -> RunRequest:
 
 
 def _entered(table: Published, request: RunRequest) -> tuple[list[str], dict[str, str]]:
-    family = families.family(request.family or "", request.model, request.checkpoint, request.weights)
-    lineup, methods, missing = Lineup(family, request), list[str](), dict[str, str]()
+    lineup, methods, missing = Lineup(family_of(request, request.suite[0]), request), list[str](), dict[str, str]()
     for spec in table.specs(request.family):
         try:
             lineup.entrant(parse_arms([spec], request.engine)[0])

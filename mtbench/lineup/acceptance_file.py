@@ -48,6 +48,14 @@ def mode_of(variables: Mapping[str, Any], otherwise: bool) -> str:
     return "thinking_on" if thinks in (True, "enabled") else "thinking_off"
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        made: Any = yaml.constructor.BaseConstructor.construct_mapping(self, node, deep)  # merges may take any memory
+        if len(made) < len(node.value):
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1} begins a mapping whose keys repeat")
+        return made
+
+
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceFile(Acceptance):
     """The lengths of a file. `source`: FILE, FILE#KEY or FILE#KEY/MODE."""
@@ -63,7 +71,7 @@ class AcceptanceFile(Acceptance):
             return None
         try:
             stored = read_bytes(Path(path), largest=1 << 20)
-            for key, curve in dict(yaml.safe_load(stored)).items():
+            for key, curve in dict(yaml.load(stored, Loader=_Loader)).items():
                 modes = isinstance(curve, dict) and any(isinstance(of_mode, dict) for of_mode in curve.values())
                 curves |= {f"{key}/{mode}": of_mode for mode, of_mode in curve.items()} if modes else {str(key): curve}
         except Exception as error:  # values with tags may raise any

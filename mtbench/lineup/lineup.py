@@ -6,6 +6,7 @@ Planning, a race, a server and `mtbench ls arms` get an arm's method, its checkp
 import copy
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import NamedTuple, Self
 
 from mtbench.decoding import method_checks
@@ -17,7 +18,7 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.lineup.engine_arms import refuse_in_engine
 from mtbench.lineup.simulation import Acceptance
 from mtbench.models import families
-from mtbench.models.families import Family
+from mtbench.models.families import SHAPES, Family
 from mtbench.models.inspection import Inspections
 from mtbench.models.loading import Inspected
 from mtbench.options.classes import build, roles_of
@@ -153,6 +154,13 @@ def line_up(
 ) -> Lineup:
     """Return the lineup of a suite. Raises UserError for known faults before any download."""
     family = family_of(request, spec)
+    if acceptance is not None:
+        named = request.family or request.model or request.checkpoint or request.weights
+        if not named and not all(Path(families.path_of(source)).exists() for source in family.roles.values()):
+            raise UserError(
+                f"--simulate-acceptance {acceptance.source} needs a model, and none is named; any weights will do: add "
+                f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
+            )
     lineup = Lineup(family, request, (), acceptance, inspections)
     lineup = lineup.of(_arms(lineup))
     if request.apart and (ours := [str(arm) for arm in lineup.arms if not is_served(arm.engine)]):

@@ -156,7 +156,7 @@ def _plain_value(text: str) -> PlainValue:
 def latency_limits(names: Collection[str]) -> Callable[[str], dict[str, float]]:
     """Return the parser of limits in text such as `ttft=500ms,itl=50ms`: by name, in seconds.
 
-    It raises ValueError for a name that is not in `names`, and for another value.
+    It raises ValueError for a name that is not in `names`, for one that is given twice, and for another value.
 
     >>> latency_limits(["ttft", "itl"])("ttft=500ms,itl=0.05s")
     {'ttft': 0.5, 'itl': 0.05}
@@ -168,6 +168,8 @@ def latency_limits(names: Collection[str]) -> Callable[[str], dict[str, float]]:
             name, _, value = part.partition("=")
             if name not in names:
                 raise ValueError(f"{name!r} is not known; limits: {', '.join(names)}, such as ttft=500ms")
+            if name in limits_s:
+                raise ValueError(f"{name} is given twice")
             limits_s[name] = seconds(value)
             if not 0 < limits_s[name] < math.inf:
                 raise ValueError(f"{value!r} is no limit; write 500ms or 2s")

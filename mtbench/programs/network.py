@@ -45,7 +45,10 @@ def go_offline() -> None:
 def refusal(url: str) -> str | None:
     """Return why the server of a URL, or the proxy before it, cannot be reached; None if it can, or has no name."""
     host, port = _first_hop(url)
-    within_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT", WITHIN_S))
+    try:
+        within_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT", WITHIN_S))
+    except ValueError:
+        within_s = WITHIN_S
     return _refusal(host, port, within_s) if host else None
 
 

@@ -261,6 +261,8 @@ class _Comparison:
             yield "simulated"
         if quantity in ("speedup", "tokens_per_forward") and self.plan.request.protocol != PAPER:
             yield "stop strings end an answer, theirs do not"
+        if row.against.get(quantity) == row.arm:
+            yield "it is its own baseline"
         if quantity == "speedup":
             wanted = {"device": "cuda", "engine": EAGER, "dtype": "bfloat16"}
             had = {name: getattr(result, name) for name in wanted}

@@ -199,8 +199,18 @@ def _two_turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_turn(turn: Mapping[str, Any]) -> bool:
-    """Return whether the turn has a role and a text (or None) as content."""
-    return isinstance(turn.get("role"), str) and isinstance(turn.get("content", 0), str | None)
+    """Return whether the turn has a role and a text (or None) as content.
+
+    Raises UserError for half a surrogate pair, which no tokenizer accepts.
+    """
+    role, content = turn.get("role"), turn.get("content", 0)
+    if not isinstance(role, str) or not isinstance(content, str | None):
+        return False
+    try:
+        f"{role}{content}".encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"a turn holds half a character ({error.reason})") from None
+    return True
 
 
 def _rows(data: str, count: int | None, source: Source) -> Iterator[tuple[str, Any]]:

@@ -56,6 +56,8 @@ def test_a_method_has_the_length_of_its_number_of_drafts(
 
 FAULTS = {
     "holds no lengths": ["", "- 1\n- 2", "a: [", "a: !!python/object/apply:os.system [ls]"],
+    "line 1 begins a mapping whose keys repeat": ["a: {1: 1.5, 1: 1.6}", "a: {1: 1.5, 0x1: 1.6}"],
+    "constructor for the tag 'tag:yaml.org,2002:merge'": ["a: &x {1: 1.5}\nb:\n  <<: *x"],
     r"has 1,048,588 bytes, and at most 1,048,576 are read\.$": ["#" * (1 << 20) + "\na: {1: 1.5}"],
     r"for K=1 \(eagle\): 'a' has {2: 1.5}": ["a: {2: 1.5}"],
     "has no length from 1 to 2": [f"a: {{1: {value}}}" for value in ("2.01", "0.99", ".nan", "'1.5'", "[1, 2]")],

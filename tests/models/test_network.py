@@ -57,6 +57,14 @@ def test_a_server_that_does_not_answer_ends_the_wait(monkeypatch: pytest.MonkeyP
     assert network.refusal("https://192.0.2.1") == "192.0.2.1: no answer in 0.05 s"
 
 
+@pytest.mark.parametrize("value", ["", "soon"])
+def test_a_time_that_is_no_number_leaves_the_default(
+    value: str, listening: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", value)
+    assert network.refusal(f"http://127.0.0.1:{listening}") is None
+
+
 def test_a_cached_checkpoint_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be in the cache and need a package: only the library's own reason is known."""
     monkeypatch.setattr(constants, "ENDPOINT", CLOSED)

@@ -62,6 +62,25 @@ def test_what_cannot_be_planned_is_refused_in_a_line() -> None:
         planned("mars-table-9", offline=True)
 
 
+def test_random_weights_fill_the_roles_of_every_row() -> None:
+    """As in a run, which needs a suite without a metric, and an acceptance."""
+    random = {name: value for name, value in MINIATURE.items() if name != "family"}
+    random |= {"weights": "random:qwen2.5-0.5b", "suite": ("synthetic:8x20",), "simulate_acceptance": "length=2"}
+    plan = planned("mars-table-9", **random)
+    arms, table = {cell.arm for cell in plan.cells}, published("mars-table-9")
+    assert {str(parse_arms([row.arm], plan.request.engine)[0]) for row in table.rows} <= arms
+    with pytest.raises(UserError, match="'arithmetic' scores accuracy"):
+        planned("mars-table-9", **random | {"suite": ("arithmetic",)})
+
+
+def test_a_cluster_decides_what_its_dtype_is() -> None:
+    plans = [
+        EXPERIMENT.plan(ReproduceRequest(name="mars-table-9", **MINIATURE), RunSession(ray=ray))
+        for ray in (None, "local")
+    ]
+    assert [plan.request.dtype == "auto" for plan in plans] == [False, True]
+
+
 def own_table(**row: Any) -> Published:
     """A table of the embedded family with one row: its figures measure the same as ours."""
     table = published("mars-table-9")
@@ -145,6 +164,12 @@ def test_a_mean_has_the_interval_of_independent_parts(own: RunDirectory) -> None
     assert compared(own, twice)[1].ours == single.ours
     other = table.changed(benchmarks={**table.benchmarks, "gsm8k": Benchmark(suite="gsm8k", items=12)})
     assert [figure.why for figure in compared(own, other)] == ["", "not run"]
+
+
+def test_a_figure_over_itself_is_not_compared(own: RunDirectory) -> None:
+    """It would be 0, or 1.00, whatever was measured."""
+    found = one(own, "mars:tau=0.5", "accuracy_change", "+0.0", against={"accuracy_change": "mars:tau=0.5"})
+    assert (found.inside, found.why) == (None, "it is its own baseline")
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,18 @@ def test_unscorable_prompts_are_left_out_and_counted(folder: Path) -> None:
     assert json.loads(json.dumps(suite.task)) == suite.task
 
 
+@pytest.mark.usefixtures("no_punkt")
+def test_empty_tables_count_as_missing(folder: Path, tmp_path: Path) -> None:
+    """With empty files in their place, NLTK would end a sentence after "Mr." and give wrong scores."""
+    tables = tmp_path / "nltk_data/tokenizers/punkt_tab/english"
+    tables.mkdir(parents=True)
+    for name in ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt"):
+        (tables / name).touch()
+    write_lines(tmp_path / "ifeval/input_data.jsonl", [row(0, "length_constraints:number_sentences")])
+    with pytest.raises(UserError, match="1 of 1 prompts"):
+        opened(tmp_path)
+
+
 @pytest.mark.whole
 @pytest.mark.usefixtures("forks")
 def test_offline_nothing_is_requested(folder: Path) -> None:

@@ -114,6 +114,7 @@ def test_every_schema_gives_the_same_conversation(row: dict[str, Any]) -> None:
         ({"messages": "Q"}, "a list of objects"),
         ({"messages": [{"role": "user", "content": ["Q"]}, {"role": "assistant", "content": "A"}]}, "the texts"),
         ({"instruction": ["Q"], "input": "I", "output": "A"}, "the texts"),
+        ({"prompt": "Q", "completion": "\ud800"}, "half a character"),
     ],
 )
 def test_a_row_of_no_schema_is_refused_with_its_number_and_the_reason(tmp_path: Path, row: Any, reason: str) -> None:

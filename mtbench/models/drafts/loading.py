@@ -142,7 +142,9 @@ def _refuse_other_sizes(source: str, config: DraftConfig, target: Any, folder: P
     """Raise UserError if stored weights have other shapes than the configurations say. Allocates no memory."""
     with explained(locate(source), "configuration", offline), torch.device("meta"):
         draft = config.build(AutoModelForCausalLM.from_config(target))
-    stored = {ours: shape for name, shape in stored_shapes(folder).items() if (ours := config.rename(name))}
+    renamed = [(ours, shape) for name, shape in stored_shapes(folder).items() if (ours := config.rename(name))]
+    if len(stored := dict(renamed)) < len(renamed):
+        raise _unusable(source, config, "has a weight by two names")
 
     def certain(shapes: Shapes) -> Shapes:
         """Return those that do not depend on values, which `settle` reads."""

@@ -113,6 +113,14 @@ def test_a_draft_of_another_target_is_refused(folder: Path, tmp_path: Path) -> N
         inspect_draft(str(source), inspect(str(folder / "target")))
 
 
+def test_a_weight_by_two_names_is_refused(folder: Path, tmp_path: Path) -> None:
+    """A codebook is stored with or without `.weight`; with both, which one holds is not known."""
+    name, tensors = "candidate_selector.successor_codebook", random_tensors(CONFIGS["dflash2"])
+    source = save_draft(tmp_path, CONFIGS["dflash2"], {**tensors, name: torch.zeros(2, 2)})
+    with pytest.raises(UserError, match="has a weight by two names; give another"):
+        inspect_draft(str(source), inspect(str(folder / "target")))
+
+
 # Refusals of the method, at planning, before a model is loaded.
 
 
