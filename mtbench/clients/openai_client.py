@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import httpx
-from httpx_sse import EventSource
+from httpx_sse import EventSource, SSEError
 from pydantic import ValidationError
 
 from mtbench.clients.openai_data import Event, Models, Reply
@@ -26,6 +26,7 @@ from mtbench.records import finding
 
 SPARE_TOKENS = 16  # an answer may have so many more than were requested
 SHOWN = 100  # characters of a server's text that an error repeats
+SECRET = 8  # characters that make a secret: a shorter key is a placeholder
 CONNECT_S = 10.0  # longest time to connect
 BUSY = (429, 503)
 COMPATIBLE = "check that it is OpenAI-compatible"
@@ -88,6 +89,7 @@ class Server:
             if reply.finish not in ("stop", "length"):
                 finish = self.clean(str(reply.finish))
                 raise ServerError(f"{self.url} ended an answer by {finish!r}, not by stop or length; see its log")
+            self.check_text(reply.text)
         return replies
 
     def ask(
@@ -132,11 +134,18 @@ class Server:
             raise ServerError(f"{self.url} answers completions as a chat; give a url= whose /completions returns text")
         reply.add(event)
 
+    def check_text(self, text: str) -> None:
+        """Raise ServerError for an answer that holds the key: it must not be stored."""
+        if self._hidden(text) != text:
+            raise ServerError(f"{self.url} repeats the key of api_key_env in an answer; the answer is not kept")
+
     def clean(self, text: str) -> str:
         """Return a server's text for a message: one short line without the key and control characters."""
-        if key := self._key():
-            text = text.replace(key, "[key]")
-        return first_line(RuntimeError(text.strip() or "nothing more"))[:SHOWN]
+        return first_line(RuntimeError(self._hidden(text).strip() or "nothing more"))[:SHOWN]
+
+    def _hidden(self, text: str) -> str:
+        key = self._key() or ""
+        return text.replace(key, "[key]") if len(key) >= SECRET else text
 
     @asynccontextmanager
     async def _open(self, verb: str, path: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[httpx.Response]:
@@ -186,7 +195,7 @@ class Server:
                 f"{self.url} sent nothing for {self.timeout_s:g} s; check whether it is busy, or raise timeout_s",
                 again=True,
             )
-        if isinstance(error, httpx.HTTPError):
+        if isinstance(error, httpx.HTTPError) and not isinstance(error, SSEError):
             return self._broken(str(error) or type(error).__name__)
         found = self.clean(finding(error) if isinstance(error, ValidationError) else str(error))
         return ServerError(f"{self.url} replied unexpectedly to {path} ({found}); {COMPATIBLE}")

@@ -154,9 +154,5 @@ class PlanOnly(RunExperiment):
         """Return prompts, cells, blocks and rounds."""
         return make_plan(request, here=False)
 
-    def warnings(self, planned: Plan) -> list[str]:
-        """Return the parts that cannot get a verdict."""
-        return planned.warnings()
-
 
 EXPERIMENT, PLAN_ONLY = RunExperiment(), PlanOnly()

@@ -39,8 +39,10 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
 
     In this process, by workers on this machine, or by workers of a Ray cluster. Time budget and data folder are the
     plan's unless the execution has its own. Raises UserError if no cell can run, if the plan uses a server that the
-    execution does not name, or if the run started on another device or in another dtype.
+    execution does not name, if the run started on another device or in another dtype, or if an answer of a timed
+    block is missing.
     """
+    run.refuse_unanswered()
     plan = open_plan(run, execution.data_dir, offline=execution.offline)
     if not execution.ray:  # a cluster has other machines
         plan = with_dtype(plan, run.sessions[0].dtype if run.sessions else None)

@@ -39,9 +39,16 @@ def read_plan(run: RunDirectory) -> Plan:
     return plan
 
 
-def read_race(run: RunDirectory) -> Race | None:
-    """Read the looks of a race; None for a run without."""
-    return records.read_json(run.path / "race.json", Race, RACE_ADVICE) if run.has("race.json") else None
+def read_race(run: RunDirectory, plan: Plan) -> Race | None:
+    """Read the looks of a race; None for a run without. Raises UserError if it lacks those of a group."""
+    if not run.has("race.json"):
+        return None
+    file = run.path / "race.json"
+    race = records.read_json(file, Race, RACE_ADVICE)
+    for group in plan.groups:
+        if group.name not in race.looks:
+            raise UserError(f"{file}: looks has none of group {group.name!r}; {RACE_ADVICE}")
+    return race
 
 
 def refuse_faulty(plan: Plan) -> None:

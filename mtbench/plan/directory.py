@@ -119,10 +119,10 @@ class RunDirectory:
         if path in _locked:
             yield
             return
-        with files.write_errors(self.path / LOCK, ADVICE):
-            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = self._open_lock(os.O_RDWR | os.O_CREAT)
+        taken = f"another mtbench command works on {str(self.path)!r}; wait until it ends, or choose another"
         try:
-            self._take(handle)
+            self._lock(handle, fcntl.LOCK_EX, f"{taken} `-o DIR`.")
             _locked.add(path)
             files.remove_temporary(self.path)
             yield
@@ -134,20 +134,26 @@ class RunDirectory:
         """Raise UserError if another command works on the run."""
         if self.path.resolve() in _locked or not self.has(LOCK):
             return
-        handle = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        handle = self._open_lock(os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{str(self.path)!r} is still going: another mtbench command works on it; wait.") from None
+            taken = f"{str(self.path)!r} is still going: another mtbench command works on it; wait."
+            self._lock(handle, fcntl.LOCK_SH, taken)
         finally:
             os.close(handle)
 
-    def _take(self, handle: int) -> None:
+    def _open_lock(self, flags: int) -> int:
+        with files.write_errors(self.path / LOCK, ADVICE):
+            return os.open(self.path / LOCK, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+    def _lock(self, handle: int, kind: int, taken: str) -> None:
+        """Lock the open file. Raises UserError: `taken` if another process has it, or if there are no locks here."""
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
+            raise UserError(taken) from None
+        except OSError as error:
             raise UserError(
-                f"another mtbench command works on {str(self.path)!r}; wait until it ends, or choose another `-o DIR`."
+                f"cannot lock {self.path / LOCK} ({error.strerror}); choose a directory on a file system with locks."
             ) from None
 
     def has(self, name: str) -> bool:
@@ -184,7 +190,7 @@ class RunDirectory:
         path = self.path / name
         with files.write_errors(path, ADVICE):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             with open(handle, "a") as file:
                 size = os.fstat(handle).st_size
                 if size and os.pread(handle, 1, size - 1) != b"\n":

@@ -1,4 +1,4 @@
-"""An open run: its plan and its stored lines, read once.
+"""An open run: its plan and its stored lines, read and checked once.
 
 A command opens its directory once and hands this to its stages. A stage's new lines are added here, too, so that the
 next stage, and every look of a race, has it without reading the files again.
@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from mtbench.errors import UserError
 from mtbench.plan.checks import read_plan, read_race
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import (
@@ -19,8 +20,8 @@ from mtbench.plan.formats import (
     SessionRecord,
     TimingLine,
 )
-from mtbench.plan.plan import Plan
-from mtbench.records import dump
+from mtbench.plan.plan import Group, Plan
+from mtbench.records import APPEND_ONLY, dump
 
 
 @dataclass
@@ -40,20 +41,22 @@ class Run:
     def open(cls, directory: RunDirectory, plan: Plan | None = None) -> "Run":
         """Read a run, with its stored plan if that is read already.
 
-        Raises UserError for a faulty file.
+        Raises UserError for a faulty file, and for a line that is not in the plan.
         """
         plan, environment = plan or read_plan(directory), directory.read("environment.json", Environment)
         names = [cell.cell for cell in plan.cells]
-        return cls(
+        run = cls(
             directory=directory,
             plan=plan,
             environment=environment,
-            race=read_race(directory),
+            race=read_race(directory, plan),
             failures=directory.read_lines("failures.jsonl", FailureLine),
             left=directory.read_lines("eliminated.jsonl", Elimination),
             answers={name: directory.read_lines(f"generations/{name}.jsonl", GenerationLine) for name in names},
             timings={name: directory.read_lines(f"timings/{name}.jsonl", TimingLine) for name in names},
         )
+        run._refuse_unplanned()
+        return run
 
     @classmethod
     @contextmanager
@@ -61,6 +64,37 @@ class Run:
         """Open a run, and keep other commands away from it. Raises UserError if another process has it."""
         with directory.locked():
             yield cls.open(directory)
+
+    def _refuse_unplanned(self) -> None:
+        for group in self.plan.groups:
+            planned = self._planned_answers(group)
+            for cell in group.cells:
+                for line in self.answers[cell]:
+                    if (line.block, line.item) not in planned:
+                        unplanned = f"the plan has no {line.item!r:.60} in block {line.block}"
+                        raise self._fault("generations", cell, unplanned)
+                for timing in self.timings[cell]:
+                    if timing.block >= len(group.blocks):
+                        raise self._fault("timings", cell, f"the plan has no block {timing.block}")
+
+    def refuse_unanswered(self) -> None:
+        """Raise UserError for a timed block without all its answers: the run cannot be resumed."""
+        for group in self.plan.groups:
+            planned = self._planned_answers(group)
+            for cell in group.cells:
+                answered = {(line.block, line.item) for line in self.answers[cell]}
+                timed = {line.block for line in self.timings[cell]}
+                for block, item in sorted(planned - answered):
+                    if block in timed:
+                        missing = f"block {block} was timed, and its answer to {item!r:.60} is missing"
+                        raise self._fault("generations", cell, missing)
+
+    def _planned_answers(self, group: Group) -> set[tuple[int, str]]:
+        items = self.plan.suite(group.suite).items
+        return {(block, items[n].item) for block, numbers in enumerate(group.blocks) for n in numbers}
+
+    def _fault(self, folder: str, cell: str, finding: str) -> UserError:
+        return UserError(f"{self.directory.path / folder / cell}.jsonl: {finding}; {APPEND_ONLY}")
 
     @property
     def sessions(self) -> list[SessionRecord]:

@@ -8,11 +8,12 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 import venv
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,11 +42,12 @@ class Pip:
 
     python: Path
     env: str  # what is installed, for errors
+    lock: int  # an open file: if this command is killed, pip keeps it locked until it ends
 
     def __call__(self, *arguments: str) -> str:
         """Run pip and return what it prints. Raises UserError with pip's last error."""
         command = [str(self.python), "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *arguments]
-        done = run(command, variables(self.python))
+        done = run(command, variables(self.python), keep=(self.lock,))
         if done.returncode != 0:
             raise UserError(f"{self.env!r} cannot be installed: {_pip_error(done.stderr)}.")
         return done.stdout
@@ -60,7 +62,7 @@ def python_of(folder: Path) -> Path | None:
 def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], None], note: Note) -> Path:
     """Return the Python of the environment in `folder`. Make the environment if it is not there or not whole."""
     python = folder / "bin" / "python"
-    with files.write_errors(folder), _locked(folder, label, note):
+    with files.write_errors(folder), _locked(folder, label, note) as lock:
         if python_of(folder) is None:
             started = time.monotonic()
             note(f"installing {label} in {folder}; this takes minutes")
@@ -70,7 +72,7 @@ def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], No
                     venv.create(folder, with_pip=True, symlinks=True)
                 except (OSError, subprocess.CalledProcessError) as error:  # as where Debian lacks python3-venv
                     raise UserError(f"{label!r} cannot be installed: `python -m venv` fails: {error}.") from None
-                install(Pip(python, label))
+                install(Pip(python, label, lock))
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -81,8 +83,8 @@ def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], No
 
 
 @contextmanager
-def _locked(folder: Path, label: str, note: Note) -> Iterator[None]:
-    """Wait until no other command makes this environment."""
+def _locked(folder: Path, label: str, note: Note) -> Iterator[int]:
+    """Wait until no other command makes this environment. Yields the lock, an open file."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
@@ -91,25 +93,37 @@ def _locked(folder: Path, label: str, note: Note) -> Iterator[None]:
         except BlockingIOError:
             note(f"another command installs {label}; waiting for it")
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield handle
     finally:
         os.close(handle)
 
 
 def run(
-    command: Sequence[str], variables: dict[str, str], *, timeout_s: float | None = None
+    command: Sequence[str], variables: dict[str, str], *, timeout_s: float | None = None, keep: tuple[int, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. Raises TimeoutExpired if the time is over."""
-    return subprocess.run(
+    """Run a command to its end. `keep`: open files that it inherits.
+
+    Its children end with it if the time is over or this process is interrupted. Raises TimeoutExpired if the time is
+    over.
+    """
+    with subprocess.Popen(
         command,
         env=variables,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        timeout=timeout_s,
-        check=False,
-    )
+        start_new_session=True,
+        pass_fds=keep,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def _pip_error(stderr: str) -> str:

@@ -61,6 +61,13 @@ def test_a_key_that_no_header_can_carry_is_not_shown(
     assert not key or key not in str(failed.value)
 
 
+def test_a_placeholder_may_be_in_an_answer(words: Inspected, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local servers take any key; a short one is no secret."""
+    monkeypatch.setenv(KEY_ENV, "1")
+    [generation], _ = ask(next(how for how in CORPUS if how.name == "a good answer"), words)
+    assert generation.token_ids == [1, 1]
+
+
 def test_over_a_connection_no_proxy_of_the_environment_is_used(
     words: Inspected, monkeypatch: pytest.MonkeyPatch
 ) -> None:

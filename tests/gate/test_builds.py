@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -92,10 +93,19 @@ def test_an_environment_without_a_working_mtbench_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_an_environment_that_hangs_is_one_line(make: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_hangs_is_one_line(
+    make: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its children end with it."""
     monkeypatch.setattr(builds, "ANSWER_S", 0.3)
     with pytest.raises(UserError, match=r"did not say what is installed: .* timed out after 0\.3 s"):
-        resolve(str(make("exec sleep 60")), quiet)
+        resolve(str(make(f"sleep 60 & echo $! > {tmp_path}/child; wait")), quiet)
+
+    child = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
+    until = time.monotonic() + 5
+    while child.exists() and child.read_text().split()[2] != "Z" and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not child.exists() or child.read_text().split()[2] == "Z"
 
 
 def test_a_path_that_is_no_environment_is_one_line(tmp_path: Path) -> None:

@@ -127,11 +127,13 @@ def test_the_order_of_the_processes_is_abba() -> None:
 
 
 def test_void_times_of_head_alone_fail() -> None:
-    """Beyond a fifth of the pairs. In both builds they decide nothing."""
+    """Beyond a fifth of the pairs. In both builds they decide nothing; up to a fifth is a note."""
     valid = a_pair(a=1.0)
     for faults, pairs, level in (
         ((None, "hot"), 1, "fail"),
         (("hot", "hot"), 1, "inconclusive"),
+        ((None, "hot"), 4, "note"),
+        (("hot", "hot"), 4, "note"),
     ):
         [finding] = timed_stage._void([PairTimes({}, {"a": faults}), *[valid] * pairs], ["a"])
         assert (finding.kind, finding.level) == ("void", level)

@@ -108,12 +108,36 @@ def test_a_head_that_crashes_or_hangs_while_timing_fails(
     assert how in failed.reason
 
 
+def test_a_process_that_crashes_once_costs_its_pair_only(gate: Callable[..., Gate]) -> None:
+    """The pair is run again and nothing is lost."""
+    assert gate(crash="timed once").word == "PASS"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_head_is_not_blamed_for_what_kills_both(gate: Callable[..., Gate], seed: int) -> None:
+    """Whichever build begins."""
+    with pytest.raises(UserError, match="base cannot decode"):
+        gate(base={"crash": "timed"}, crash="timed", asked={"seed": seed})
+
+
 # --- Not comparable -------------------------------------------------------------------------------------------------
 
 
 def test_changes_that_are_in_no_commit_are_refused(gate: Callable[..., Gate]) -> None:
     with pytest.raises(UserError, match="--allow-dirty"):
         gate(commit="abc-dirty")
+
+
+def test_another_gpu_is_refused(tmp_path: Path, plan: Path) -> None:
+    """Or another driver or power cap: the plan of each build names its own."""
+    for name, cap in (("one", 700.0), ("two", 300.0)):
+        shutil.copytree(plan, tmp_path / name)
+        file = tmp_path / name / "environment.json"
+        gpu = {"uuid": "GPU-1", "driver": "580", "power_cap_w": cap}
+        file.write_text(json.dumps({**json.loads(file.read_text()), "gpu": gpu}))
+    builds = build(tmp_path / "base", tmp_path / "one"), build(tmp_path / "head", tmp_path / "two")
+    with pytest.raises(UserError, match=r"power_cap_w is 700\.0 for base and 300\.0 for head"):
+        a_gate(tmp_path / "gate", *builds).run()
 
 
 def test_a_build_that_plans_nothing(gate: Callable[..., Gate]) -> None:

@@ -8,7 +8,7 @@
     forwards      cells whose first answer takes one more forward
     memory        factor on the peak memory
     drops_in      pairs, such as "fresh/0001", in which all samples are dropped
-    crash         stage that dies: "exact", "timed"
+    crash         stage that dies: "exact", "timed"; "timed once": only the first time
     commit        that it was installed from
     plan_code     Python that `plan` runs at its end, with `out`, its run directory
     releases      releases of a serving engine, as MTBENCH_ENGINE_RELEASE names them -> more faults
@@ -76,7 +76,9 @@ def plan(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
 
 def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
     run, timed = Path(words[0]), "--timed-only" in words
-    if faults.get("crash") == ("timed" if timed else "exact"):
+    crash, stage, died = faults.get("crash"), "timed" if timed else "exact", folder / "died"
+    if crash == stage or (crash == f"{stage} once" and not died.exists()):
+        died.touch()
         print("Fatal error: planted", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
     stored = json.loads((run / "plan.json").read_text())

@@ -1,5 +1,8 @@
 """A stored run: what its plan does not allow, damaged files, one command at a time, what a resumed command decodes."""
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -131,6 +134,26 @@ def test_a_second_command_on_a_run_is_refused_until_the_first_has_ended_or_crash
     assert len(stored_lines(run, f"timings/{cell['cell']}.jsonl")) == 2
 
 
+def test_a_file_system_without_locks_is_one_line(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(UserError, match=r"^cannot lock \S+\.lock \([^\n]+\); [^\n]*a file system with locks\.$"):
+        generate(run, Quiet())
+
+
+@pytest.mark.parametrize("name", ["failures.jsonl", ".lock"])
+def test_nothing_is_written_through_a_link(run: RunDirectory, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    (run.path / name).unlink(missing_ok=True)
+    (run.path / name).symlink_to(outside)
+    with pytest.raises(UserError, match=rf"^cannot write [^\n]*{name}"), run.locked():
+        run.append(name, [{"cell": "a", "error": "b"}])
+    assert outside.read_text() == "mine"
+
+
 # --- Damaged files ------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +181,34 @@ def test_a_damaged_file_is_one_line(
         return
     with pytest.raises(UserError, match=rf"^[^\n]*{says}[^\n]*$"):
         assemble(run)
+
+
+@pytest.mark.parametrize(
+    ("folder", "change", "says"),
+    [
+        ("generations", {"item": "another"}, r"the plan has no 'another' in block 0; "),
+        ("generations", {"block": 1}, r"the plan has no '\S+' in block 1; "),
+        ("timings", {"block": 9}, r"the plan has no block 9; "),
+    ],
+)
+def test_a_line_that_is_not_in_the_plan_is_refused(
+    run: RunDirectory, folder: str, change: dict[str, Any], says: str
+) -> None:
+    generate(run, Quiet())
+    [path] = (run.path / folder).iterdir()
+    file = f"{folder}/{path.name}"
+    first, *others = stored_lines(run, file)
+    keep_lines(run, file, [first | change, *others])
+    with pytest.raises(UserError, match=rf"^[^\n]*{file}: {says}[^\n]*$"):
+        assemble(run)
+
+
+def test_a_timed_block_without_its_answers_is_not_resumed(run: RunDirectory) -> None:
+    generate(run, Quiet())
+    [answers] = (run.path / "generations").iterdir()
+    answers.write_text("")
+    with pytest.raises(UserError, match=r"^[^\n]*generations[^\n]*: block 0 was timed, and its answer to '"):
+        generate(run, Quiet())
 
 
 # --- Scores -------------------------------------------------------------------------------------------------------

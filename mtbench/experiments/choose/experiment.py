@@ -91,7 +91,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         """Return the plan, and the request."""
         run = RunDirectory.open(directory, self.command)
         plan = read_plan(run)
-        race = read_race(run)
+        race = read_race(run, plan)
         assert race is not None, "a run without race.json is refused before"
         return StoredRace(plan, validate(race.request, RaceRequest, f"{directory / 'race.json'}: request", RACE_ADVICE))
 

@@ -40,15 +40,21 @@ class PairRunner:
     note: Callable[[str], None]
 
     def run(self, folder: Path, number: int, cells: Sequence[str]) -> None:
-        """Run a pair. Raises BuildFailed for head, UserError for base."""
+        """Run a pair, once more if a process ends wrongly. Raises BuildFailed for head, UserError for base.
+
+        The second time base begins: if it fails as well, the machine may be at fault, and head is not blamed.
+        """
         partial = folder / f"{number:04}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
         try:
             self._run(partial, cells, self.first(folder.name, number))
         except BuildFailed as failure:
-            if failure.build is self.builds[0]:
-                raise UserError(f"base cannot decode: {failure}.") from None
-            raise
+            self.note(f"{failure}; the pair is run again")
+            try:
+                self._run(partial, cells, first=0)
+            except BuildFailed as again:
+                if again.build is self.builds[0]:
+                    raise UserError(f"base cannot decode: {again}.") from None
+                raise
         with files.write_errors(folder):
             partial.rename(folder / f"{number:04}")
 
@@ -58,6 +64,7 @@ class PairRunner:
         return (number // 2 + start) % 2
 
     def _run(self, directory: Path, cells: Sequence[str], first: int) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
         runs = []
         for side, planned in zip(SIDES, self.planned, strict=True):
             rounds = planned.plan.request.rounds

@@ -183,6 +183,7 @@ class GateRun:
         # An older mtbench reads the clock: its prompts have today's date, and so have those of head.
         dated = replace(self.head, date=base.plan.request.chat_template_date or "")
         head = base if one_build else self._plan("head", dated)
+        _refuse_other_gpu(base, head)
         refuse_busy_gpu(_gpu_of(base))
         findings += plans.compare(base, head)
         of_head = {cell.cell for cell in head.plan.cells}
@@ -330,6 +331,13 @@ def _compare_packages(base: BuildRecord, head: BuildRecord, *, other_torch: bool
     if base.engine != head.engine:
         differing["serving engine"] = (base.engine or "as pinned", head.engine or "as pinned")
     return [_remark(f"{name} {a} → {b}") for name, (a, b) in differing.items()]
+
+
+def _refuse_other_gpu(base: Planned, head: Planned) -> None:
+    for name in ("uuid", "driver", "power_cap_w"):
+        a, b = ((planned.machine["gpu"] or {}).get(name) for planned in (base, head))
+        if a != b:
+            raise UserError(f"the GPU's {name} is {a} for base and {b} for head; run both on one GPU, set up once.")
 
 
 def refuse_busy_gpu(gpu: machine.Gpu | None) -> None:

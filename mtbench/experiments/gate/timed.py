@@ -178,16 +178,17 @@ def _settled(test: TimeTest, found: Sequence[Finding]) -> TimeTest:
 
 
 def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
-    """Yield the cells that have no valid time in over a fifth of the pairs in which they ran."""
+    """Yield the cells that have no valid time in some of the pairs in which they ran; up to a fifth is a note."""
     for cell in cells:
         faults = [pair.void[cell] for pair in pairs if cell in pair.void]
         most = VOID_SHARE * (len(faults) + sum(cell in pair.cells for pair in pairs))
         of_head = [head for base, head in faults if head and not base]
         if len(of_head) > most:
             yield _finding("void", "fail", f"void in head only, in {len(of_head)} pairs: {of_head[0]}", cell)
-        elif len(faults) > most:
+        elif faults:
             why = next(fault for fault in faults[0] if fault)
-            yield _finding("void", "inconclusive", f"void in {len(faults)} pairs: {why}", cell)
+            level: Level = "inconclusive" if len(faults) > most else "note"
+            yield _finding("void", level, f"void in {len(faults)} pairs: {why}", cell)
 
 
 def undecided(results: Sequence[TimedCell], noisy: Sequence[str], hidden: str) -> Iterator[Finding]:
