@@ -29,7 +29,10 @@ def _words(text: str) -> Words:
     return text.split()
 
 
-RUN = _words("--method ar:on=mars --method mars --limit 5 --batch-size 2 --rounds 2 --max-new-tokens 5 --device cpu")
+RUN = _words(  # `mtbench plan` leaves `--dtype auto` to the machine that decodes, so it is named
+    "--method ar:on=mars --method mars --limit 5 --batch-size 2 --rounds 2 --max-new-tokens 5 --device cpu "
+    "--dtype float32"
+)
 REFILL = [*RUN, "--batching", "refill"]
 TRAIN = _words(
     "mars --base ../base --data arithmetic --examples 12 --epochs 2 --batch-size 4 --save-steps 1 --max-length 200"
