@@ -146,8 +146,8 @@ def same_letters(cases: Sequence[Case]) -> list[bool]:
 
 def _letter(text: str) -> str | None:
     for stated in statements(text, CHOSEN):
-        said = NOT.sub(" ", LATEX.sub(" ", sentence(stated)))
-        if letter := BRACKETED.search(said) or ALONE.search(said) or WORD.search(said):
-            return None if OTHER.match(said, letter.end()) else letter[1].upper()
+        plain = NOT.sub(" ", LATEX.sub(" ", sentence(stated)))
+        if letter := BRACKETED.search(plain) or ALONE.search(plain) or WORD.search(plain):
+            return None if OTHER.match(plain, letter.end()) else letter[1].upper()
     last = BRACKETED.findall(last_line(text)) or ALONE.findall(last_line(text))
     return last[-1].upper() if last else None

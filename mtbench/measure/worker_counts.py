@@ -14,7 +14,7 @@ CONNECT_TIMEOUT_S = 5.0  # for a cluster
 def refuse(workers: int | None, ray: str | None, device: str) -> None:
     """Raise UserError if this machine or cluster lacks the workers or the device, if that is known before.
 
-    A worker has a GPU of its own; on a CPU, a core that this process may use.
+    Each worker needs a GPU; on a CPU it needs a core that this process may use.
     """
     if ray is not None:
         check_reachable(ray)

@@ -110,8 +110,8 @@ def words_of(options: Iterable[ServerOption]) -> list[str]:
 def with_options(engine: str | None, options: Iterable[ServerOption]) -> str:
     """Return the name of an engine with options of its server, as in the name of an arm.
 
-    >>> with_options("vllm", [ServerOption("seed", "1"), ServerOption("enforce-eager")])
-    'vllm+seed=1+enforce-eager'
+    >>> with_options("NAME", [ServerOption("seed", "1"), ServerOption("enforce-eager")])
+    'NAME+seed=1+enforce-eager'
     """
     return "+".join(map(str, (engine, *options)))
 

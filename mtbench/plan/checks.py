@@ -53,8 +53,9 @@ def read_race(run: RunDirectory, plan: Plan) -> Race | None:
 
 def refuse_faulty(plan: Plan) -> None:
     """Raise UserError for the first wrong field of a plan: an unknown name, an option that is not allowed."""
-    for suite in plan.suites:
-        _ = SUITES[suite.suite.partition(":")[0]]
+    for number, suite in enumerate(plan.suites):
+        if suite.suite.partition(":")[0] not in SUITES:
+            raise unknown(f"suite in suites[{number}]", suite.suite, SUITES, "mtbench ls suites")
     for number, cell in enumerate(plan.cells):
         _check_cell(cell, f"cells[{number}]")
 

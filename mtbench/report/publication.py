@@ -31,11 +31,11 @@ def publication_section(found: Publication) -> Section:
     table = published(found.name)
     source, setup = table.source, table.setup
     paper = f"{source.authors}: “{source.title}”, arXiv {source.arxiv}v{source.version}, table {source.table}"
-    said = [f"{paper} ({source.licence}).", f"Decoding: {setup.decoding}.", f"Counting: {setup.counting}."]
-    said += [f"{aside.what}: {aside.value}" for aside in table.also]
+    sentences = [f"{paper} ({source.licence}).", f"Decoding: {setup.decoding}.", f"Counting: {setup.counting}."]
+    sentences += [f"{aside.what}: {aside.value}" for aside in table.also]
     reasons = reasons_of(found)
     numbered = [Points(reasons, numbered=True)] if reasons else []
-    return Section(table.title, [publication_table(found), *numbered, Points([*said, *table.caveats])])
+    return Section(table.title, [publication_table(found), *numbered, Points([*sentences, *table.caveats])])
 
 
 def publication_table(found: Publication) -> Table:

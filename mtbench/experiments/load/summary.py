@@ -247,11 +247,11 @@ def _share(sent: Sent, above: Counted, below: Counted) -> Estimate | None:
     sums = []
     for point in sent.points:
         counts = [(above(line), below(line)) for line in point.requests if line.outcome == "ok"]
-        told = [(a, b) for a, b in counts if a is not None and b is not None]
-        if len(told) < len(counts):
+        known = [(a, b) for a, b in counts if a is not None and b is not None]
+        if len(known) < len(counts):
             return None
-        if told:
-            sums.append((sum(a for a, _ in told), sum(b for _, b in told)))
+        if known:
+            sums.append((sum(a for a, _ in known), sum(b for _, b in known)))
     return _ratio([a for a, _ in sums], [b for _, b in sums]) if sums else None
 
 
