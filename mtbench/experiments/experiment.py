@@ -39,8 +39,8 @@ class Job(Generic[R, S]):
     """An experiment in its directory.
 
     `request`: the stored request, with the changes that this command may make. `requested`: that of this command.
-    `plan`: what this command has made, or what `stored` has read. `deadline`: by time.monotonic. `new`: this command
-    made it.
+    `plan`: what this command has made, or what `stored` has read. `began`: when this command began, and its time budget
+    with it, by time.monotonic. `new`: this command made it.
     """
 
     directory: RunDirectory
@@ -49,12 +49,18 @@ class Job(Generic[R, S]):
     session: S
     plan: Any
     console: Terminal  # progress and notes
-    deadline: float
+    began: float
     new: bool
 
     @property
     def path(self) -> Path:
         return self.directory.path
+
+    @property
+    def deadline(self) -> float:
+        """The end of the time budget, by time.monotonic."""
+        budget_s = getattr(self.session, "time_budget_s", getattr(self.request, "time_budget_s", None))
+        return float("inf") if budget_s is None else self.began + budget_s
 
     def note(self, text: Any) -> None:
         """Print one line beside the results."""
@@ -135,6 +141,7 @@ def begin(
     argv: Sequence[str],
 ) -> Job[R, S]:
     """Return a new job, or with `resume` the one in its directory. `given`: the options of the request."""
+    began = time.monotonic()
     request = _read(experiment, given)
     if session.resume:
         directory = _resumed_directory(experiment, session.out, given)
@@ -142,7 +149,7 @@ def begin(
             stored = experiment.stored(directory)
             agreed = _agreed(experiment, directory, stored, request, session, given)
             started.append(directory)
-            return _job(RunDirectory(directory), agreed, request, session, stored, console, new=False)
+            return _job(RunDirectory(directory), agreed, request, session, stored, console, began, new=False)
     path = new_directory(experiment.folder(request)) if session.out is None else Path(session.out)
     refuse_used(path, experiment.command)
     planned = experiment.plan(request, session)
@@ -151,7 +158,7 @@ def begin(
         refuse_used(path, experiment.command)  # another command may have filled it before this one had the lock
         experiment.begin(run, planned, argv)
     started.append(path)
-    job = _job(run, request, request, session, planned, console, new=True)
+    job = _job(run, request, request, session, planned, console, began, new=True)
     if (line := experiment.headline(planned, given.keys())) is not None:
         job.note(line)
     for warning in experiment.warnings(planned):
@@ -193,10 +200,16 @@ def _read(experiment: Experiment[R, S, P, F], given: Mapping[str, Any]) -> R:
 
 
 def _job(
-    directory: RunDirectory, request: R, requested: R, session: S, plan: Any, console: Terminal, *, new: bool
+    directory: RunDirectory,
+    request: R,
+    requested: R,
+    session: S,
+    plan: Any,
+    console: Terminal,
+    began: float,
+    *,
+    new: bool,
 ) -> Job[R, S]:
-    budget_s = getattr(session, "time_budget_s", getattr(request, "time_budget_s", None))
-    deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
     return Job(
         directory=directory,
         request=request,
@@ -204,7 +217,7 @@ def _job(
         session=session,
         plan=plan,
         console=console,
-        deadline=deadline,
+        began=began,
         new=new,
     )
 

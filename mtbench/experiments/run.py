@@ -87,6 +87,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         """Run what is missing of the plan, and write results and report."""
         execution = Execution.of(
             job.request,
+            began=job.began,
             workers=job.session.workers,
             ray=job.session.ray,
             peak_memory=job.session.peak_memory,

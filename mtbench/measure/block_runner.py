@@ -3,6 +3,7 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import product
 from uuid import uuid4
 
@@ -37,12 +38,27 @@ class BlockRunner:
         self.again = Counter[str]()  # batches that were decoded again, by reason
         self._cache = uuid4().hex  # of prompts, by which this group's requests share it
 
-    def run_block(self, session: WorkerSession, visit: Visit, block: int) -> None:
-        """Decode a block with the cells of a visit, and store it."""
-        for place, cell in enumerate(self.scheduler.order(visit, block)):
-            if self.writer.live([cell]):  # another worker may have marked it
-                outcome = self._undisturbed(session, cell, visit.round, block)
-                self.writer.store(session, cell, visit.round, block, place, outcome)
+    def run_block(self, session: WorkerSession, visit: Visit, block: int, cells: Sequence[Cell]) -> bool:
+        """Decode a block with cells of a visit, and store it. Return whether it is whole.
+
+        In a race plain decoding's lines come last: with them the block is whole.
+        """
+        scheduler, last = self.scheduler, None
+        for place, cell in enumerate(scheduler.order(visit, block, cells)):
+            if not self.writer.live([cell]):  # another worker has marked it
+                continue
+            if time.monotonic() > scheduler.budget.deadline:
+                return False
+            outcome = self._undisturbed(session, cell, visit.round, block)
+            store = partial(self.writer.store, session, cell, visit.round, block, place, outcome)
+            if scheduler.raced and cell.is_reference:
+                last = store
+            else:
+                store()
+        if last is not None:
+            last()
+        scheduler.done.add((visit.round, block))
+        return True
 
     def _undisturbed(self, session: WorkerSession, cell: Cell, round_: int, block: int) -> Done | Failed:
         """Decode one block; again, at once and beside the same arms, if the machine was disturbed meanwhile.

@@ -113,10 +113,11 @@ class BlockWriter:
                 self._leave(hook(self.group.cells))
 
     def leave_out(self, cells: Sequence[Cell], reason: str) -> None:
-        """Let cells leave before they begin."""
-        gone = partial(Elimination, block=0, lost=False, reason=reason, rival=None, unraced=True)
+        """Let cells leave before they begin, after the blocks that plain decoding has."""
+        ended = max(len(self.run.timings[cell.cell]) for cell in self.cells)
+        gone = partial(Elimination, block=ended, lost=False, reason=reason, rival=None, unraced=True)
         with self._writing:
-            self._leave([gone(cell=cell.cell) for cell in cells])
+            self._leave([gone(cell=cell.cell) for cell in self.live(cells)])
 
     def _leave(self, lines: Sequence[Elimination]) -> None:
         for line in lines:

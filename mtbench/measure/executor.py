@@ -5,7 +5,9 @@ Needs torch and transformers only, except for private suites, whose prompts are 
 kept; missing ones are run.
 """
 
+import math
 import shlex
+import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 
@@ -49,12 +51,17 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     in_this_process = execution.ray is None and execution.workers in (None, 1)
     pool = ModelPool(plan.request, processes=1 if execution.wait is None else 2) if in_this_process else None
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
-    budget = TimeBudget(budget_s, judged=not execution.timed_only)
+    budget = TimeBudget(budget_s, judged=not execution.timed_only, began=execution.began)
     failed, may_pass = _failed_cells(run, plan)
-    stages = [Stage(run, plan, group, failed, progress, budget) for group in plan.groups]
+
+    def staged() -> list[Stage]:
+        raced = execution.raced
+        return [Stage(run, plan, group, failed, progress, budget, raced=raced) for group in plan.groups]
+
+    stages = staged()
     if may_pass or any(stage.scheduler.work or stage.unprobed for stage in stages):
         _refuse_untrusted(run, plan, stages, execution)
-        _say_what_fits(stages, budget, progress, refuse=execution.fewer_arms)
+        _say_what_fits(stages, budget, progress, refuse=execution.raced)
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as workers:
             sessions = _begin(workers, run, progress)
@@ -63,11 +70,11 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
             if recovered:
                 run.keep_failures([line for line in run.failures if line.cell not in recovered or line.stage])
                 failed -= recovered
-                stages = [Stage(run, plan, group, failed, progress, budget) for group in plan.groups]
-            progress.begin(len(plan.cells), sum(stage.scheduler.work for stage in stages), budget.until)
-            _decode(stages, sessions, execution, progress)
+                stages = staged()
+            progress.begin(len(plan.cells), sum(stage.scheduler.work for stage in stages), budget.deadline)
+            _decode(stages, sessions, execution, progress, budget)
     else:
-        progress.begin(len(plan.cells), 0, budget.until)
+        progress.begin(len(plan.cells), 0, budget.deadline)
     if execution.timed_only:
         return
     lost = {line.cell for line in run.left if line.lost or line.unraced}
@@ -89,12 +96,25 @@ def _begin(workers: Sequence[Worker], run: Run, progress: Progress) -> list[Work
 
 
 def _decode(
-    stages: Sequence[Stage], sessions: Sequence[WorkerSession], execution: Execution, progress: Progress
+    stages: Sequence[Stage],
+    sessions: Sequence[WorkerSession],
+    execution: Execution,
+    progress: Progress,
+    budget: TimeBudget,
 ) -> None:
-    whole = [stage.decode(sessions, execution, stages[n:]) for n, stage in enumerate(stages, start=1)]
+    """Decode stage after stage. The time of those to come is shared equally; time that is left goes to the first."""
+    for n, stage in enumerate(stages):
+        to_come = sum(bool(other.scheduler.todo) for other in stages[n:])
+        stage.scheduler.share_until = time.monotonic() + budget.left_s / max(to_come, 1)
+        stage.decode(sessions, execution)
+    for stage in stages:
+        stage.scheduler.share_until = math.inf
+        if stage.scheduler.todo:
+            stage.decode(sessions, execution)
+        stage.scheduler.leave_out_hopeless(sessions[0].warm, ended=True)
     for reason, n in sum((stage.runner.again for stage in stages), Counter[str]()).items():
         progress.note(f"the machine was disturbed: {reason}; {counted(n, 'block')} decoded again")
-    if not all(whole):
+    if any(stage.scheduler.todo for stage in stages):
         progress.note("time budget spent; `--resume` runs what is missing")
 
 

@@ -1,19 +1,25 @@
 """Say which block of a group is next, which cells decode it, and until when.
 
 Later rounds repeat blocks of the first, so they come after it. Blocks that are on disk are not decoded again.
+
+In a race within a time budget those arms take part in a block that can all get a decision in the time that is left,
+the first in the plan first. The others wait. They come in when there is time: an arm has the blocks that it decoded,
+and plain decoding has all.
 """
 
 import random
+import time
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
+from statistics import median_low
 from typing import NamedTuple
 
-from mtbench.decoding.arms import is_served
-from mtbench.document.formatting import duration
 from mtbench.measure.block_writer import BlockWriter
-from mtbench.measure.time_budget import FEWEST_ARMS, Part, TimeBudget, needs_s, part_of
-from mtbench.plan.plan import Cell
+from mtbench.measure.time_budget import FEWEST_ARMS, MARGIN, Part, TimeBudget, fitting, needs_s, part_of
+from mtbench.plan.plan import MIN_BLOCKS, Cell
+
+OWN_BLOCKS = 3  # of a cell, whose median is its time; with fewer it counts with the median of all cells
 
 
 class Visit(NamedTuple):
@@ -26,15 +32,25 @@ class Visit(NamedTuple):
 
 
 class Scheduler:
-    """The order of a group's blocks. Making it deletes the lines of blocks that some live cell has not finished."""
+    """The order of a group's blocks. Making it deletes the lines of blocks that some live cell has not finished.
 
-    def __init__(self, writer: BlockWriter, budget: TimeBudget, *, apart: bool, seed: int) -> None:
+    raced: arms may wait while others decode.
+    """
+
+    def __init__(self, writer: BlockWriter, budget: TimeBudget, *, apart: bool, seed: int, raced: bool) -> None:
         self.writer, self.group, self.suite, self.budget = writer, writer.group, writer.suite, budget
-        self.apart, self.seed = apart, seed
-        self.deadline = budget.until  # by time.monotonic: no block begins later
-        self.may_leave_out = False  # arms for which the time budget has no room
+        self.apart, self.seed, self.raced = apart, seed, raced
+        self.limited = raced and budget.seconds is not None
+        self.share_until = float("inf")  # by time.monotonic: the end of this group's share of the time budget
         self._whole = set[tuple[str, int]]()  # rounds that a cell alone has finished
+        self._taking_part = list[Cell]()
         self.done = self._keep_finished_blocks()
+        self.tried_s: float | None = None  # time of a block of plain decoding before the first one
+
+    @property
+    def deadline(self) -> float:
+        """The time at which the last block has ended, by time.monotonic."""
+        return min(self.share_until, self.budget.until)
 
     @property
     def todo(self) -> list[tuple[int, int]]:
@@ -68,9 +84,9 @@ class Scheduler:
                 if (cell.cell, round_) not in self._whole:
                     yield Visit(number, round_, [cell], self._chains(blocks))
 
-    def order(self, visit: Visit, block: int) -> list[Cell]:
-        """Return the live cells of a visit in the random order in which they decode a block."""
-        cells = self.writer.live(visit.cells)
+    def order(self, visit: Visit, block: int, cells: Sequence[Cell]) -> list[Cell]:
+        """Return those of the cells that are live in the random order in which they decode a block."""
+        cells = self.writer.live(cells)
         random.Random(f"{self.seed}/{self.group.batch_size}/{visit.round}/{block}").shuffle(cells)
         return cells
 
@@ -88,53 +104,90 @@ class Scheduler:
                 chains.append([block])
         return chains
 
-    def part(self, warm: Collection[tuple[str, int]] = (), without: Cell | None = None) -> Part:
-        """Return what the live cells, or all `without` one, have yet to do. warm: of a session."""
-        cells = [cell for cell in self.writer.live() if cell is not without]
-        return part_of(self.group, cells, len(self.done), [name for name, _ in warm])
+    def block_s(self, cell: Cell) -> float:
+        """Return the expected time of a cell's block; 0 if no block was seen. One odd block does not change it much."""
+        timings = self.writer.run.timings
+        seen = [line.wall_s for line in timings[cell.cell]]
+        if len(seen) < OWN_BLOCKS:
+            seen = [line.wall_s for name in self.group.cells for line in timings[name]]
+        return median_low(seen) if seen else self.tried_s or 0.0
+
+    def part(self, warm: Collection[tuple[str, int]] = (), cells: Sequence[Cell] | None = None) -> Part:
+        """Return what the cells, by default the live ones, have yet to do. warm: of a session."""
+        cells = self.writer.live() if cells is None else cells
+        return part_of(
+            self.group,
+            cells,
+            done=len(self.done),
+            ended={cell.cell: len(self.writer.run.timings[cell.cell]) for cell in cells} if self.raced else None,
+            block_s=[] if self.unknown else [*map(self.block_s, cells)],
+            started=[name for name, _ in warm],
+        )
+
+    def taking_part(self, warm: Collection[tuple[str, int]]) -> list[Cell]:
+        """Return the live cells that decode the next block. warm: of a session.
+
+        An arm that takes part goes on until the time is surely too short for it; another comes in if there is a margin.
+        """
+        live = self.writer.live()
+        if not self.limited or not live:
+            return live
+        there = [cell for cell in live if cell.is_reference or self.writer.begun(cell) or not self.late]
+        plain, *others = sorted(there, key=lambda cell: (not cell.is_reference, not self.writer.begun(cell)))
+        part, left_s = self.part(warm, [plain, *others]), self.deadline - time.monotonic()
+        now = sum(cell in self._taking_part for cell in live)
+        n = max(fitting(left_s, [part]), min(now, fitting(MARGIN * left_s, [part])), FEWEST_ARMS)
+        self._taking_part = [plain, *others[: n - 1]]
+        return self._taking_part
 
     @property
-    def fits(self) -> bool:
-        """Whether a time budget decides how many servers start."""
-        served = any(is_served(cell.engine) for cell in self.writer.live())
-        return self.budget.seconds is not None and served and not self.apart and bool(self.todo)
+    def late(self) -> bool:
+        """Whether too few blocks are to come for an arm that begins now."""
+        return bool(self.done) and len(self.todo) < MIN_BLOCKS
 
-    def fit(
-        self, block_s: float, warm: Collection[tuple[str, int]], later: "Sequence[Scheduler]", *, fewer_arms: bool
-    ) -> None:
-        """Say what fits in the time budget, and let the last arms of a race leave. block_s: of plain decoding.
+    def leave_out_hopeless(self, warm: Collection[tuple[str, int]], *, ended: bool = False) -> None:
+        """Let arms leave the race that have not begun, and cannot get a decision even beside plain decoding alone.
 
-        As many arms stay as get a decision at this batch size and at the `later` ones; time for these is kept.
+        ended: the time is over.
         """
-        budget, plain = self.budget, self.writer.live()[0]
-        self.may_leave_out = fewer_arms and not self.writer.begun(plain)
-        budget.block_s = block_s
-        schedulers = [self, *(one for one in later if one.todo)]
-        parts = [one.part(warm) for one in schedulers]
-        takes = f"a block of {plain.arm} at batch size {plain.batch_size} takes {duration(block_s)}"
-        self.writer.progress.note(f"{takes}; {budget.described(parts)}")
-        arms, reason = budget.room(parts)
-        if reason and self.may_leave_out:
-            for one in schedulers:
-                one.writer.leave_out(one.writer.live()[max(arms, FEWEST_ARMS) :], reason)
-        if arms:
-            self.deadline -= needs_s(parts[1:], block_s, arms)
+        live = self.writer.live()
+        waiting = [cell for cell in live[1:] if not self.writer.begun(cell)] if self.limited else []
+        if not waiting or not self.writer.begun(live[0]):
+            return
+        left_s, out = self.budget.left_s, ended or self.late
+        if gone := [c for c in waiting if out or self.part(warm, [live[0], c]).needs_s() > left_s]:
+            most = len(self.writer.cells)
+            reason = self.budget.too_short(most - len(gone), most, [self.part(warm, [live[0], *waiting])])
+            if self.late:
+                reason = f"fewer than {MIN_BLOCKS} blocks were left when it had time; give more prompts"
+            self.writer.leave_out(gone, reason)
+
+    def has_time(self, warm: Collection[tuple[str, int]], cells: Sequence[Cell]) -> bool:
+        """Return whether a block of these cells, with the starts of servers, is expected to end before the deadline."""
+        part = self.part(warm, cells)
+        return time.monotonic() + sum(part.starts_s) + sum(part.block_s) <= self.deadline
+
+    @property
+    def unknown(self) -> bool:
+        """Whether no block was seen."""
+        return self.tried_s is None and not any(map(self.writer.begun, self.writer.cells))
 
     def time_to_start(self, cell: Cell, warm: Collection[tuple[str, int]], now: float) -> tuple[float, bool]:
         """Return the time in which a cell's server must be ready, in seconds, and whether a late one leaves the race.
 
         Time for a decision among the other cells is kept.
         """
-        others = self.part(warm, without=cell)
-        may_leave = self.may_leave_out and cell is not self.writer.live()[0] and len(others.starts_s) >= FEWEST_ARMS
-        kept_s = needs_s([others], self.budget.block_s) if may_leave else 0.0
+        others = [other for other in self.writer.live(self._taking_part) if other is not cell]
+        may_leave = cell in self._taking_part[1:] and len(others) >= FEWEST_ARMS
+        kept_s = needs_s([self.part(warm, others)]) if may_leave else 0.0
         return max(0.0, self.deadline - now - kept_s), may_leave
 
     def _keep_finished_blocks(self) -> set[tuple[int, int]]:
         """Delete the lines of blocks that some live cell has not finished; return the others, (round, block).
 
         Conversations are kept whole, since a new server has no cached turns. Of cells that decode apart, delete those
-        of rounds that a cell has not finished: a visit has one server.
+        of rounds that a cell has not finished: a visit has one server. In a race plain decoding tells which blocks are
+        whole, since its line comes last.
         """
         run = self.writer.run
         finished = {
@@ -144,7 +197,8 @@ class Scheduler:
             rounds = {r: {(r, block) for block in range(n)} for r, n in enumerate(self.group.rounds, start=1)}
             self._whole = {(name, r) for name, own in finished.items() for r in rounds if rounds[r] <= own}
             finished = {name: set().union(*(rounds[r] for n, r in self._whole if n == name)) for name in finished}
-        done = set.intersection(*finished.values()) if finished else set()
+        plain = [own for name, own in finished.items() if self.raced and self.writer.plan.cell(name).is_reference]
+        done = set.intersection(*(plain or finished.values())) if finished else set()
         for round_, blocks in enumerate(self.group.rounds, start=1):
             for chain in self._chains(range(blocks)):
                 whole = {(round_, block) for block in chain}

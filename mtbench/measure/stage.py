@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from functools import partial
 
+from mtbench.decoding.arms import is_served
+from mtbench.document.formatting import duration
 from mtbench.measure import cache_probe
 from mtbench.measure.block_runner import BlockRunner
 from mtbench.measure.block_writer import BlockWriter, Progress
@@ -23,26 +25,34 @@ class Stage:
     """One group of cells: what writes its blocks, orders them and decodes them."""
 
     def __init__(
-        self, run: Run, plan: Plan, group: Group, failed: set[str], progress: Progress, budget: TimeBudget
+        self,
+        run: Run,
+        plan: Plan,
+        group: Group,
+        failed: set[str],
+        progress: Progress,
+        budget: TimeBudget,
+        *,
+        raced: bool = False,
     ) -> None:
         self.run, self.plan, self.budget, self.progress = run, plan, budget, progress
         self.writer = BlockWriter(run, plan, group, failed, progress)
         request = plan.request
-        self.scheduler = Scheduler(self.writer, budget, apart=request.apart, seed=request.seed)
+        self.scheduler = Scheduler(self.writer, budget, apart=request.apart, seed=request.seed, raced=raced)
         self.runner = BlockRunner(plan, self.writer, self.scheduler, progress)
 
-    def decode(
-        self, sessions: Sequence[WorkerSession], execution: Execution = HERE, later: "Sequence[Stage]" = ()
-    ) -> bool:
+    def decode(self, sessions: Sequence[WorkerSession], execution: Execution = HERE) -> bool:
         """Decode what is to be decoded. Within a visit workers share one queue.
 
-        The hooks of `execution` are called. Time is kept for the `later` stages. Return False if the deadline left
-        blocks undone.
+        The hooks of `execution` are called. Return False if the deadline left blocks undone.
         """
         scheduler, writer, runner = self.scheduler, self.writer, self.runner
+        for session in sessions:  # the servers of other batch sizes end
+            ended = {c.cell for c in self.plan.cells if is_served(c.engine) and c not in writer.cells}
+            session.warm = {shape for shape in session.warm if shape[0] not in ended}
         if time.monotonic() > scheduler.deadline:
             return not scheduler.todo
-        self._fit(sessions[0], execution, later)
+        self._try_plain(sessions[0])
         writer.let_leave(execution.leave)
         if not (todo := scheduler.todo):
             for cell in writer.cells:
@@ -53,7 +63,7 @@ class Stage:
         for visit in scheduler.visits():
             runner.visit = visit.number
             if visit.number or visit.round == todo[0][0]:
-                in_parallel(sessions, lambda session: runner.warm_up(session, writer.live(visit.cells), shapes))  # noqa: B023
+                in_parallel(sessions, partial(self._warm_up, visit=visit, shapes=shapes))
             queue = deque(visit.chains)
             in_parallel(sessions, partial(self._decode_queue, visit=visit, queue=queue, execution=execution))
             if queue or visit.round == todo[-1][0]:
@@ -62,14 +72,23 @@ class Stage:
                 return False
         return True
 
+    def _warm_up(self, session: WorkerSession, visit: Visit, shapes: Collection[int]) -> None:
+        self.runner.warm_up(session, self._taking_part(session, visit), shapes)
+
+    def _taking_part(self, session: WorkerSession, visit: Visit) -> list[Cell]:
+        return [cell for cell in self.scheduler.taking_part(session.warm) if cell in visit.cells]
+
     def _decode_queue(
         self, session: WorkerSession, visit: Visit, queue: deque[list[int]], execution: Execution
     ) -> None:
         """Decode chains of blocks until the queue, which all workers share, is empty, or until no cell is live."""
         scheduler = self.scheduler
-        while time.monotonic() <= scheduler.deadline:
+        while True:
             if not self.writer.live():
                 queue.clear()
+            part = self._taking_part(session, visit)
+            if not scheduler.has_time(session.warm, part):
+                return
             try:
                 chain = queue.popleft()
             except IndexError:
@@ -80,18 +99,25 @@ class Stage:
                     return
                 if execution.wait is not None:
                     execution.wait()
-                self.runner.run_block(session, visit, block)
+                if not self.runner.run_block(session, visit, block, part):
+                    queue.appendleft(chain[place:])
+                    return
+                scheduler.leave_out_hopeless(session.warm)
                 self.writer.let_leave(execution.leave)
 
-    def _fit(self, session: WorkerSession, execution: Execution, later: "Sequence[Stage]") -> None:
-        """Time a block of plain decoding, so that the scheduler knows how many servers have time to start."""
-        if not self.scheduler.fits:
+    def _try_plain(self, session: WorkerSession) -> None:
+        """Time a block of plain decoding, so that the scheduler knows how many arms have time."""
+        scheduler, budget = self.scheduler, self.budget
+        plain = next((cell for cell in self.writer.live() if cell.is_reference), None)
+        if plain is None or not (scheduler.limited and scheduler.todo and scheduler.unknown):
             return
-        plain, (_, block) = self.writer.live()[0], self.scheduler.todo[0]
+        _, block = scheduler.todo[0]
         outcome = self.runner.decode(session, plain, block, self.writer.suite.max_new_tokens)
         if isinstance(outcome, Done):
-            others = [stage.scheduler for stage in later]
-            self.scheduler.fit(outcome.timing.wall_s, session.warm, others, fewer_arms=execution.fewer_arms)
+            wall_s = outcome.timing.wall_s
+            scheduler.tried_s = wall_s
+            takes = f"a block of {plain.arm} at batch size {plain.batch_size} takes {duration(wall_s)}"
+            self.progress.note(f"{takes}; {budget.described([scheduler.part(session.warm)])}")
 
     @property
     def unprobed(self) -> list[Cell]:

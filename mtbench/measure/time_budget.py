@@ -1,12 +1,12 @@
-"""What fits in a time budget: starts of servers, blocks of a decision, judging.
+"""What fits in a time budget: starts of servers, blocks of a decision, judging, scores and page.
 
-A decision needs MIN_BLOCKS blocks at each batch size. All arms count with the time of plain decoding's blocks.
+A decision needs MIN_BLOCKS blocks of each arm at each batch size. A block takes the median of those seen.
 """
 
 import math
 import platform
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -22,17 +22,23 @@ from mtbench.plan.plan import MIN_BLOCKS, Cell, Group, Plan
 from mtbench.records import StoredSeconds, read_json
 
 JUDGED_SHARE = 0.1  # of a time budget, that is kept for re-scoring
+FINISH_SHARE, MOST_FINISH_S = 0.05, 15.0  # of a time budget, that scores and page take
 MARGIN = 1.2  # that a decision needs beside the expected time
 FEWEST_ARMS = 2  # of a decision: plain decoding and one more
 
 
 class Part(NamedTuple):
-    """What the cells of a group have yet to do."""
+    """What the cells of a group have yet to do. They decode the same blocks, side by side."""
 
     starts_s: Sequence[float]  # of each cell's server; 0: it runs already, or there is none
-    blocks: int
-    needed: int  # of these, for a decision
+    needed: Sequence[int]  # blocks of each cell, for a decision
+    blocks: int  # that are planned
+    block_s: Sequence[float] = ()  # of each cell; empty: not known
     guessed: bool = False  # the time of a start was never measured here
+
+    def needs_s(self, arms: int | None = None) -> float:
+        """Return the expected time of a decision among the first `arms` cells; None: all."""
+        return sum(self.starts_s[:arms]) + max(self.needed[:arms], default=0) * sum(self.block_s[:arms])
 
 
 class Starts(RootModel[dict[str, StoredSeconds]]):
@@ -59,8 +65,20 @@ def remember_start(cell: Cell, seconds: float) -> None:
         write_json(_starts_file(), _known_starts() | {_key(cell): seconds})
 
 
-def part_of(group: Group, cells: Sequence[Cell], done: int = 0, started: Container[str] = ()) -> Part:
-    """Return what these cells of a group have yet to do. done: blocks that have ended. started: cells with a server."""
+def part_of(
+    group: Group,
+    cells: Sequence[Cell],
+    *,
+    done: int = 0,
+    ended: Mapping[str, int] | None = None,
+    block_s: Sequence[float] = (),
+    started: Container[str] = (),
+) -> Part:
+    """Return what these cells of a group have yet to do.
+
+    done: blocks that have ended. ended: by cell, those that it has decoded; None: all of these. block_s: time of a
+    block of each cell; empty: not known. started: cells with a server.
+    """
     known, blocks = _known_starts(), sum(group.rounds) - done
     keys = {cell.cell: _key(cell) for cell in cells if is_served(cell.engine) and cell.cell not in started}
     return Part(
@@ -68,39 +86,47 @@ def part_of(group: Group, cells: Sequence[Cell], done: int = 0, started: Contain
             known.get(keys[cell.cell], SERVING_ENGINES[str(cell.engine)].start_s) if cell.cell in keys else 0.0
             for cell in cells
         ],
+        needed=[min(blocks, max(0, MIN_BLOCKS - (done if ended is None else ended[cell.cell]))) for cell in cells],
         blocks=blocks,
-        needed=min(blocks, max(1, MIN_BLOCKS - done)),
+        block_s=block_s,
         guessed=not known.keys() >= {*keys.values()},
     )
 
 
-def needs_s(parts: Sequence[Part], block_s: float | None, arms: int | None = None) -> float:
+def needs_s(parts: Sequence[Part], arms: int | None = None) -> float:
     """Return the time in which each part has a decision among its first `arms` cells; None: all. Times vary."""
-    block_s = block_s or 0.0
-    return MARGIN * sum(sum(part.starts_s[:arms]) + len(part.starts_s[:arms]) * part.needed * block_s for part in parts)
+    return MARGIN * sum(part.needs_s(arms) for part in parts)
 
 
-def fitting(left_s: float, parts: Sequence[Part], block_s: float | None) -> int:
+def fitting(left_s: float, parts: Sequence[Part]) -> int:
     """Return the most arms with which each part gets a decision; 0 if it has no room for FEWEST_ARMS, or all."""
     most = max(len(part.starts_s) for part in parts)
-    return next((n for n in range(most, min(most, FEWEST_ARMS) - 1, -1) if needs_s(parts, block_s, n) <= left_s), 0)
+    return next((n for n in range(most, min(most, FEWEST_ARMS) - 1, -1) if needs_s(parts, n) <= left_s), 0)
 
 
-def blocks_within(rest_s: float, parts: Sequence[Part], block_s: float) -> int:
+def blocks_within(rest_s: float, parts: Sequence[Part]) -> int:
     """Return how many blocks of each part fit in the time that is left beside all starts."""
-    all_s = block_s * sum(len(part.starts_s) for part in parts)
+    all_s = sum(sum(part.block_s) for part in parts)
     return max(0, min(int(rest_s / max(all_s, 1e-9)), *(part.blocks for part in parts)))
 
 
 class TimeBudget:
-    """The time budget of a call, which begins now. `seconds`: None: there is none. `judged`: it covers judging, too."""
+    """The time budget of a call. `seconds`: None: there is none. `judged`: it covers judging, scores and page, too.
 
-    def __init__(self, seconds: float | None, *, judged: bool = True, block_s: float | None = None) -> None:
+    `began`: by time.monotonic; None: now.
+    """
+
+    def __init__(self, seconds: float | None, *, judged: bool = True, began: float | None = None) -> None:
         self.seconds, self.judged = seconds, judged
-        self.judging_s = JUDGED_SHARE * seconds if seconds is not None and judged else 0.0
-        self.deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
-        self.until = self.deadline - self.judging_s  # no block begins later
-        self.block_s = block_s  # of plain decoding; None: not known yet
+        self.deadline = float("inf") if seconds is None else (time.monotonic() if began is None else began) + seconds
+        covered_s = seconds if seconds is not None and judged else 0.0
+        self.judging_s = JUDGED_SHARE * covered_s  # a first guess
+        self.finish_s = min(FINISH_SHARE * covered_s, MOST_FINISH_S)
+
+    @property
+    def until(self) -> float:
+        """The time at which the last block has ended, by time.monotonic."""
+        return self.deadline - self.judging_s - self.finish_s
 
     @property
     def left_s(self) -> float:
@@ -110,48 +136,53 @@ class TimeBudget:
     def refuse_too_short(self, parts: Sequence[Part]) -> None:
         """Raise UserError if the starts for a decision at the first batch size are known to take longer."""
         first = parts[:1]
-        if not first[0].guessed and not fitting(self.left_s, first, self.block_s):
-            enough = self._minutes(first, FEWEST_ARMS)
+        if not first[0].guessed and not fitting(self.left_s, first):
+            enough = self.minutes(first, FEWEST_ARMS)
             raise UserError(f"{self.described(parts)}; give `--time-budget {enough}m` at least.")
 
-    def room(self, parts: Sequence[Part]) -> tuple[int, str]:
-        """Return with how many arms each part gets a decision, or 0; unless with all, what all need, in words."""
-        arms, most = fitting(self.left_s, parts, self.block_s), max(len(part.starts_s) for part in parts)
+    def room(self, parts: Sequence[Part]) -> str:
+        """Return in words with how many arms each part gets a decision, and what all need; empty: it has room."""
+        arms, most = fitting(self.left_s, parts), max(len(part.starts_s) for part in parts)
         if arms == most:
-            return arms, ""
-        some, enough = arms or f"fewer than {FEWEST_ARMS}", self._minutes(parts)
-        return arms, f"the time budget has room for {some} of {most} arms; all need `--time-budget {enough}m`"
+            return ""
+        return self.too_short(arms or f"fewer than {FEWEST_ARMS}", most, parts)
+
+    def too_short(self, arms: int | str, most: int, parts: Sequence[Part]) -> str:
+        """Return for how many arms the time suffices, and what all need."""
+        need = f"all need `--time-budget {self.minutes(parts)}m`"
+        return f"the time budget has room for {arms} of {most} arms; {need}"
 
     def described(self, parts: Sequence[Part]) -> str:
         """Return in words how long starts take, how many blocks there is time for, and how many a decision needs."""
         all_s = [start_s for part in parts for start_s in part.starts_s if start_s]
         guess = " (a guess: none was measured here)" if any(part.guessed for part in parts) else ""
         takes = f"{'takes' if len(all_s) == 1 else 'take'} about {duration(sum(all_s))}{guess}"
-        starts = f"{counted(len(all_s), 'server start')} {takes}" if all_s else "no start"
-        needed = (
-            f"a decision needs {max(part.needed for part in parts)}{' at each batch size' if len(parts) > 1 else ''}"
-        )
+        starts = f"{counted(len(all_s), 'server start')} {takes}; " if all_s else ""
+        each = " at each batch size" if len(parts) > 1 else ""
+        needed = f"a decision needs {max(max(part.needed) for part in parts)}{each}"
+        known = all(part.block_s for part in parts)
         if self.seconds is None:
             blocks = counted(sum(part.blocks for part in parts), "block")
-            whole_s = needs_s(parts, self.block_s) / (1 - JUDGED_SHARE)
-            in_all = "" if self.block_s is None else f", about {duration(whole_s)} in all"
-            return f"{starts}; at most {blocks}, and {needed}{in_all}"
+            in_all = f", about {duration(needs_s(parts) / (1 - JUDGED_SHARE))} in all" if known else ""
+            return f"{starts}at most {blocks}, and {needed}{in_all}"
         rest_s = max(0.0, self.left_s - sum(all_s))
         fit = f"{duration(rest_s)} are left for blocks"
-        if self.block_s is not None:
-            n = blocks_within(rest_s, parts, self.block_s)
+        if known:
+            n = blocks_within(rest_s, parts)
             fit = f"{counted(n, 'block')} {'fits' if n == 1 else 'fit'} in the rest"
-        judging = f", judging {duration(self.judging_s)}" if self.judging_s else ""
-        return f"time budget {duration(self.seconds)}: {starts}{judging}; {fit}, and {needed}"
+        judging = f"judging {duration(self.judging_s)}; " if self.judging_s else ""
+        return f"time budget {duration(self.seconds)}: {starts}{judging}{fit}, and {needed}"
 
-    def _minutes(self, parts: Sequence[Part], arms: int | None = None) -> int:
+    def minutes(self, parts: Sequence[Part], arms: int | None = None) -> int:
         """Return the budget in which each part gets a decision. Until the time of blocks is known: all starts."""
-        used_s = (self.seconds or 0.0) - self.judging_s - self.left_s
-        return math.ceil((used_s + needs_s(parts, self.block_s, arms)) / (1 - JUDGED_SHARE) / 60)
+        used_s = (self.seconds or 0.0) - self.judging_s - self.finish_s - self.left_s
+        return math.ceil((used_s + needs_s(parts, arms)) / (1 - JUDGED_SHARE - FINISH_SHARE) / 60)
 
 
 def outlook(plan: Plan, block_s: float | None, budget_s: float | None) -> str:
     """Return whether the servers of a plan have time for a decision. block_s: of plain decoding; None: not known."""
-    parts = [part_of(group, [plan.cell(name) for name in group.cells]) for group in plan.groups]
-    budget = TimeBudget(budget_s, block_s=block_s)
-    return "; ".join(filter(None, (budget.described(parts), budget.room(parts)[1])))
+    groups = [(group, [plan.cell(name) for name in group.cells]) for group in plan.groups]
+    each = () if block_s is None else (block_s,)
+    parts = [part_of(group, cells, block_s=each * len(cells)) for group, cells in groups]
+    budget = TimeBudget(budget_s)
+    return "; ".join(filter(None, (budget.described(parts), budget.room(parts))))

@@ -213,7 +213,7 @@ class Elimination(Sparse):
     reason: str = Field(description="why it left")
     rival: CellName | None = Field(None, description="the cell that it lost to; null: none")
     unraced: Annotated[Literal[True] | None, NotNull()] = Field(
-        None, description="true: it decoded nothing, since the time budget has no room for it; absent: it was raced"
+        None, description="true: it decoded nothing, since the time budget had no room for it; absent: it was raced"
     )
 
 

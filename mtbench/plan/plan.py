@@ -360,10 +360,15 @@ class Plan(Record):
         """Return the random seed of a suite's n-th item: the same for all arms of a run."""
         return ((self.request.seed << 32) + number) % (1 << 63)
 
+    @property
+    def too_small(self) -> dict[str, str]:
+        """The groups that have too few blocks for an interval, by name, and what would give them enough."""
+        few = [] if self.request.apart else [group for group in self.groups if self._begun(group) < MIN_BLOCKS]
+        return {group.name: self._too_few_blocks(group) for group in few}
+
     def warnings(self) -> list[str]:
         """The parts that cannot get a verdict."""
-        few = [] if self.request.apart else [group for group in self.groups if self._begun(group) < MIN_BLOCKS]
-        sentences = [self._too_few_blocks(group) for group in few]
+        sentences = [*self.too_small.values()]
         sentences += [f"{suite.suite}: {flag}" for suite in self.suites for flag in suite.flags]
         sentences += [
             f"{suite.suite}: {without} of {len(suite.items)} items have no answer to compare with: they are timed, and "

@@ -156,7 +156,8 @@ class Execution:
     # Called with the cells of a group before its first block and after every block, when their lines are stored. It
     # returns cells that leave: they decode no further blocks.
     leave: "Callable[[Sequence[str]], Sequence[Elimination]] | None" = None
-    fewer_arms: bool = False  # the last arms of a group leave if a time budget has no room for a decision among all
+    began: float | None = None  # when the time budget began, by time.monotonic; None: now
+    raced: bool = False  # within a time budget arms wait that have no time for a decision
     servers: frozenset[str] = frozenset()  # that the plan may use: URL, or URL=VARIABLE (mtbench/decoding/external.py)
     engine_options: frozenset[EngineOption] = frozenset()  # that the plan may give to serving engines
 

@@ -128,6 +128,11 @@ class Run:
         self.failures = [*lines]
         self.directory.keep_lines("failures.jsonl", lines)
 
+    def keep_left(self, lines: Sequence[Elimination]) -> None:
+        """Replace the cells that have left by these."""
+        self.left = [*lines]
+        self.directory.keep_lines("eliminated.jsonl", lines)
+
     def add_left(self, lines: Sequence[Elimination]) -> None:
         self.directory.append("eliminated.jsonl", map(dump, lines))
         self.left += lines

@@ -123,7 +123,7 @@ def read_stored(run: Run) -> Stored:
 
 def statuses(stored: Stored) -> dict[str, Status]:
     """Return by cell whether every block of every round was run."""
-    return {name: _status(stored.cells[name], group) for group in stored.plan.groups for name in group.cells}
+    return {name: _status(stored, stored.cells[name], group) for group in stored.plan.groups for name in group.cells}
 
 
 def void_reasons(stored: Stored) -> dict[str, list[str]]:
@@ -205,7 +205,7 @@ def _cell(
     roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
-        status=_status(data, group),
+        status=_status(stored, data, group),
         **_given(data, compared, collapse=collapsed, prefix_cache=cached, acceptance_by=divided, **read, **cost),
         task=stored.task(cell.suite),
         dtype=session.dtype,
@@ -248,13 +248,15 @@ def _cell(
     )
 
 
-def _status(data: CellData, group: Group) -> Status:
-    """Return `ok` if every block of every round was run."""
+def _status(stored: Stored, data: CellData, group: Group) -> Status:
+    """Return `ok` if every block of every round was run; in a race, if some arm of the group has each."""
     if data.error:
         return "failed"
     if data.left is not None:
         return "left"
-    ran = {(t.round, t.block) for t in data.timings}
+    raced = stored.race is not None and data.timings
+    beside = [stored.cells[name] for name in group.cells] if raced else [data]
+    ran = {(t.round, t.block) for one in beside for t in one.timings}
     return "ok" if len(ran) == sum(group.rounds) else "partial"
 
 

@@ -214,7 +214,7 @@ def read(run: Run) -> dict[str, CellData]:
         suite = plan.suite(group.suite)
         order = {item.item: number for number, item in enumerate(suite.items)}
         unit_of = _units(group, suite.items)
-        clean = _valid(group, run.timings, errors, left)
+        clean = _valid(group, run.timings, errors, left, raced=run.race is not None)
         served = any(is_served(plan.cell(name).engine) for name in group.cells)
         timed = _timed_units(unit_of, [t for n in group.cells for t in run.timings[n]]) if served else unit_of
         alone: Unit = "block" if len({*unit_of.values()}) == len(unit_of) else "conversation"
@@ -306,23 +306,32 @@ def _timed_units(unit_of: Mapping[int, int], timings: Iterable[TimingLine]) -> d
 
 
 def _valid(
-    group: Group, timings: Mapping[str, list[TimingLine]], errors: Mapping[str, str], left: Mapping[str, Elimination]
+    group: Group,
+    timings: Mapping[str, list[TimingLine]],
+    errors: Mapping[str, str],
+    left: Mapping[str, Elimination],
+    *,
+    raced: bool = False,
 ) -> dict[str, set[tuple[int, int]]]:
     """Return by cell the (round, block) pairs that count: those for which every compared cell has a clean line.
+
+    raced: a cell need not have decoded a block; then it counts for the others, and not for the cell.
 
     A cell is compared only with cells that did not leave before it. A cell that lost too many of its own
     lines is not compared and has none. If all cells lost too many, the lines that all of them have left count.
     """
     until = {name: left[name].block if name in left else math.inf for name in group.cells}
     present = {name: [t for t in timings[name] if t.block < until[name]] for name in group.cells if name not in errors}
+    ran = {name: {(t.round, t.block) for t in lines} for name, lines in present.items()}
     clean = {name: {(t.round, t.block) for t in lines if not t.dropped} for name, lines in present.items()}
     lost = {name: len(present[name]) - len(pairs) for name, pairs in clean.items()}
     void = {n for n in clean if lost[n] and verdicts.too_many_dropped(used=len(clean[n]), dropped=lost[n])}
     if len(void) == len(clean):
         void = set()
-    compared = {name: pairs for name, pairs in clean.items() if name not in void}
-    valid = {}
-    for last in set(until.values()):
-        beside = [pairs for name, pairs in compared.items() if until[name] >= last]
-        valid[last] = set.intersection(*beside) if beside else set()
-    return {name: valid[until[name]] for name in group.cells if name not in void}
+    wanted = set.union(set(), *ran.values())
+    lacking = {name: (ran[name] if raced else wanted) - clean[name] for name in clean if name not in void}
+    valid = {name: clean.get(name, wanted) for name in group.cells if name not in void}
+    for name in valid:
+        beside = (pairs for other, pairs in lacking.items() if until[other] >= until[name])
+        valid[name] = valid[name].difference(*beside)
+    return valid

@@ -45,6 +45,21 @@ def test_slower_arms_leave_and_the_race_ends_with_its_leader() -> None:
     assert left(plain, fast, slow) == {"slow": (6, True), "fast": (6, False), PLAIN: (6, False)}
 
 
+def test_a_contest_goes_on_for_an_arm_that_waits_until_that_has_no_time() -> None:
+    """The leader and plain decoding stay for it. It is compared on the blocks that it has."""
+    plain, fast = entrant(PLAIN, 1), entrant("fast", 2, claims_lossless=True)
+    none = [Block(None, {}, True)]
+    waits = RacedArm("waits", none * 24, claims_lossless=True)
+    assert left(plain, fast, waits) == {}
+    assert left(plain, fast, replace(waits, left_out_after=8)) == {"fast": (8, False), PLAIN: (8, False)}
+    late = entrant("waits", 4, claims_lossless=True)
+    assert left(plain, fast, replace(late, blocks=[*none * 10, *late.blocks[10:]])) == {
+        "fast": (16, True),
+        "waits": (16, False),
+        PLAIN: (16, False),
+    }
+
+
 def test_a_race_goes_on_until_its_times_are_long_enough_for_a_word() -> None:
     """Six blocks of 50 ms decide who is faster, and results.json has no word on so short times."""
     arms = [entrant(PLAIN, 10), entrant("fast", 20, claims_lossless=True)]
@@ -165,8 +180,8 @@ def test_a_race_that_is_over_ends_in_a_decision() -> None:
     rng, over = np.random.default_rng(5), 0
     for speed in np.tile((0.99, 1.0, 1.005), 12):
         found, outcome, _ = decide(draw([Truth("a", speed)], 36, 1, rng, spread=0.025), LOSS)
-        assert not outcome.over or found.word != "cannot tell"
-        over += outcome.over and max(outcome.made) < 36
+        assert len(outcome.left) < 2 or found.word != "cannot tell"
+        over += len(outcome.left) == 2 and max(outcome.made) < 36
     assert over > 12
 
 

@@ -54,9 +54,10 @@ def test_a_time_budget_ends_between_turns(
     """It does not wait for the end of a conversation, which is decoded anew."""
     run = start(tmp_path / "run", request_)
 
-    def spent(runner: BlockRunner, *given: Any) -> None:
-        write(runner, *given)
-        runner.scheduler.deadline = 0.0
+    def spent(runner: BlockRunner, *given: Any) -> bool:
+        whole = write(runner, *given)
+        runner.scheduler.budget.deadline = 0.0
+        return whole
 
     write = BlockRunner.run_block
     monkeypatch.setattr(BlockRunner, "run_block", spent)

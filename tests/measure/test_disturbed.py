@@ -147,7 +147,7 @@ def test_nothing_is_decoded_again_behind_the_time_budget(
 
     def behind(runner: BlockRunner, session: WorkerSession, cell: Cell, round_: int, block: int) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(runner.scheduler, "deadline", 0.0)
+            patch.setattr(runner.scheduler, "share_until", 0.0)
             return undisturbed(runner, session, cell, round_, block)
 
     monkeypatch.setattr(BlockRunner, "_undisturbed", behind)

@@ -32,6 +32,25 @@ def test_blocks_count_for_the_cells_that_were_there() -> None:
     }
 
 
+def test_in_a_race_a_cell_has_the_blocks_that_it_decoded() -> None:
+    """It came in later: its blocks count for it and beside it, and the earlier ones for the others."""
+    group = Group(
+        suite="a", batch_size=1, blocks=[[n] for n in range(12)], rounds=[12], cells=["p", "a", "b"], batching="static"
+    )
+    blocks = {"p": range(12), "a": range(12), "b": range(5, 12)}
+    dropped = {("b", 6), ("p", 1)}
+    timings = {
+        name: [timing_line(block=b, dropped="noise" if (name, b) in dropped else None) for b in own]
+        for name, own in blocks.items()
+    }
+    valid = _valid(group, timings, {}, {}, raced=True)
+    assert {name: {b for _, b in pairs} for name, pairs in valid.items()} == {
+        "p": {*range(12)} - {1, 6},
+        "a": {*range(12)} - {1, 6},
+        "b": {*range(5, 12)} - {6},
+    }
+
+
 def test_a_ratio_is_of_the_blocks_that_both_have() -> None:
     def data(arm: str, walls: Sequence[float], **given: object) -> CellData:
         lines = [generation_line(item=f"a/{b}/0", block=b) for b in range(len(walls))]

@@ -4,9 +4,10 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from mtbench.cli import main
 from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.serving_engine import Serving
 from mtbench.decoding.registry import SERVING_ENGINES
-from mtbench.errors import UserError
+from mtbench.errors import INCOMPLETE, UserError
 from mtbench.experiments.choose.plan import plan_of
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.experiments.choose.runner import Racing
@@ -30,50 +31,53 @@ from mtbench.hardware import machine
 from mtbench.lineup.planner import make_plan, write_plan
 from mtbench.measure import block_runner
 from mtbench.measure.executor import _say_if_busy, generate
-from mtbench.measure.time_budget import FEWEST_ARMS, Part, blocks_within, fitting, needs_s, outlook, remember_start
+from mtbench.measure.scheduler import Scheduler
+from mtbench.measure.time_budget import (
+    FEWEST_ARMS,
+    Part,
+    TimeBudget,
+    blocks_within,
+    fitting,
+    needs_s,
+    outlook,
+    remember_start,
+)
 from mtbench.plan.directory import RunDirectory
-from mtbench.plan.plan import RunRequest
+from mtbench.plan.plan import MIN_BLOCKS, RunRequest
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 
 PLAIN, FAST, SLOW = "ar@ar/scripted", "prompt-lookup:ahead=2@ar/scripted", "prompt-lookup:ahead=4@ar/scripted"
 ARMS = ("prompt-lookup:ahead=2", "prompt-lookup:ahead=4")
-parts = st.lists(
-    st.builds(
-        Part,
-        starts_s=st.lists(st.floats(0, 100), min_size=2, max_size=5),
-        blocks=st.integers(6, 64),
-        needed=st.integers(1, 6),
-    ),
-    min_size=1,
-    max_size=3,
-)
 
 
-@given(parts=parts, block_s=st.floats(0.01, 10), left_s=st.floats(0, 3000))
-def test_what_fits_takes_no_longer_than_the_budget_and_one_arm_more_would(
-    parts: list[Part], block_s: float, left_s: float
-) -> None:
-    arms = fitting(left_s, parts, block_s)
+@st.composite
+def a_part(draw: st.DrawFn) -> Part:
+    arms = draw(st.integers(2, 5))
+    starts_s, block_s = (draw(st.lists(st.floats(0.01, 100), min_size=arms, max_size=arms)) for _ in range(2))
+    needed = draw(st.lists(st.integers(0, 6), min_size=arms, max_size=arms))
+    return Part(starts_s, needed, draw(st.integers(6, 64)), block_s)
+
+
+@given(parts=st.lists(a_part(), min_size=1, max_size=3), left_s=st.floats(0, 3000))
+def test_what_fits_takes_no_longer_than_the_budget_and_one_arm_more_would(parts: list[Part], left_s: float) -> None:
+    arms = fitting(left_s, parts)
     most = max(len(part.starts_s) for part in parts)
     assert arms == 0 or FEWEST_ARMS <= arms <= most
     if arms:
-        assert needs_s(parts, block_s, arms) <= left_s
+        assert needs_s(parts, arms) <= left_s
     if arms < most:
-        assert needs_s(parts, block_s, max(arms + 1, FEWEST_ARMS)) > left_s
-    if arms == most:
-        beside_s = left_s + 1e-6 - sum(sum(part.starts_s) for part in parts)
-        assert blocks_within(beside_s, parts, block_s) >= min(part.needed for part in parts)
+        assert needs_s(parts, max(arms + 1, FEWEST_ARMS)) > left_s
 
 
 def test_the_blocks_that_fit_are_those_beside_all_starts() -> None:
     """Ten minutes less four starts of 90 s leave four minutes: 12 blocks of 5 s in four arms."""
-    part = Part([90.0] * 4, blocks=64, needed=6)
-    assert blocks_within(600 - 360, [part], 5.0) == 12
-    assert blocks_within(300 - 360, [part], 5.0) == 0
-    assert blocks_within(6000 - 360, [part], 5.0) == 64
-    assert blocks_within(600 - 360, [part] * 2, 5.0) == 6
-    assert fitting(600, [part._replace(starts_s=[90.0])], 5.0) == 1, "plain decoding alone needs no second arm"
+    part = Part([90.0] * 4, [6] * 4, 64, [5.0] * 4)
+    assert blocks_within(600 - 360, [part]) == 12
+    assert blocks_within(300 - 360, [part]) == 0
+    assert blocks_within(6000 - 360, [part]) == 64
+    assert blocks_within(600 - 360, [part] * 2) == 6
+    assert fitting(600, [Part([90.0], [6], 64, [5.0])]) == 1, "plain decoding alone needs no second arm"
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +114,7 @@ class Noting(Quiet):
 
 
 def raced(
-    folder: Path, budget_s: float | None, methods: tuple[str, ...] = ARMS, *, fewer_arms: bool = True, **asked: Any
+    folder: Path, budget_s: float | None, methods: tuple[str, ...] = ARMS, *, raced: bool = True, **asked: Any
 ) -> tuple[Run, list[str]]:
     """A race in the scripted engine as far as its time budget goes, and what was noted."""
     few: dict[str, Any] = {"batch_size": (1,), "limit": 12, "max_new_tokens": 4, "dtype": "float32"}
@@ -118,7 +122,7 @@ def raced(
     directory = RunDirectory.create(folder)
     write_plan(directory, planned.plan, ["mtbench"], planned.race)
     run, progress = Run.open(directory), Noting()
-    execution = Execution(time_budget_s=budget_s, timed_only=True, fewer_arms=fewer_arms)
+    execution = Execution(time_budget_s=budget_s, timed_only=True, raced=raced)
     generate(run, progress, Racing(run, execution).executing())
     return run, progress.notes
 
@@ -210,20 +214,23 @@ def choose(folder: Path, *words: str) -> Result:
 def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
     scripted: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They are named on the terminal and in decision.json, and the others are decided."""
-    scripted[""] = {"takes_s": 0.25}
-    known(15.0)
-    monkeypatch.setattr(block_runner, "remember_start", lambda *_: None)  # starts count as long as the last ones
-    shown = choose(tmp_path / "run", "--time-budget", "45s", "--limit", "6")
-    assert shown.exit_code == 0, shown.output
-    assert "time budget 45 s: 3 server starts take about 45 s, judging 4 s; 0 s are left for blo" in shown.output
+    """They are named on the terminal and in decision.json. With more time they come back."""
+    scripted |= {"": {"takes_s": 0.25}, "2": {"takes_s": 0.1}}
+    monkeypatch.setattr(SERVING_ENGINES["scripted"], "start_s", 20.0)
+    monkeypatch.setattr(block_runner, "remember_start", lambda *_: None)
+    shown = choose(tmp_path / "run", "--time-budget", "6s", "--limit", "24")
+    assert shown.exit_code == INCOMPLETE, shown.output
+    assert "time budget 6 s: 3 server starts take about 60 s (a guess: none was measured here)" in shown.output
     refused = json.loads((tmp_path / "run" / "decision.json").read_text())["refused"]
     reason = refused[f"{SLOW} at batch size 1"]
     assert re.fullmatch(r"the time budget has room for 2 of 3 arms; all need `--time-budget 1m`", reason)
     assert f"{SLOW} at batch size 1 is left out: {reason}" in shown.output
     assert f"not raced: Prompt lookup ahead=4 (Scripted ngram) at batch size 1: {reason}" in shown.output
     lines = stored_lines(RunDirectory.open(tmp_path / "run"), "eliminated.jsonl")
-    assert (lines[0]["block"], lines[0]["unraced"]) == (0, True)
+    assert [SLOW.partition(":")[0] in lines[0]["cell"], lines[0]["unraced"]] == [True, True]
+    again = choose(tmp_path / "run", "--resume", "--time-budget", "2m", "--limit", "24")
+    assert json.loads((tmp_path / "run" / "decision.json").read_text())["refused"] == {}, again.output
+    assert blocks(Run.open(RunDirectory.open(tmp_path / "run")))[SLOW] >= MIN_BLOCKS
 
 
 def test_a_budget_that_is_known_to_be_too_short_is_refused_before_a_start(
@@ -235,7 +242,7 @@ def test_a_budget_that_is_known_to_be_too_short_is_refused_before_a_start(
     refused = choose(tmp_path / "run", "--time-budget", "2m").exception
     assert isinstance(refused, UserError)
     assert str(refused) == (
-        "time budget 2 min: 3 server starts take about 5 min, judging 12 s; 0 s are left for blocks, and a "
+        "time budget 2 min: 3 server starts take about 5 min; judging 12 s; 0 s are left for blocks, and a "
         "decision needs 6; give `--time-budget 5m` at least."
     )
     assert not (tmp_path / "run").exists()
@@ -272,3 +279,81 @@ def test_a_busy_machine_is_named_before_the_race(monkeypatch: pytest.MonkeyPatch
         _say_if_busy(run, {"scripted"}, progress)
     busy = "other programs use 50 % of the cores; stop them"
     assert progress.notes == [busy, f"{busy}, or give `--engine-option scripted:threads=1`"]
+
+
+class Clock:
+    """A race of scripted block times in a group of 64 blocks: who takes part, block after block, on a made clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, budget_s: float, arms: int, blocks: int = 64) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        plan = make_plan(
+            RunRequest(method=["ar", *(f"prompt-lookup:ahead={n}" for n in range(1, arms))], limit=blocks, rounds=1)
+        )
+        group = next(group for group in plan.groups if group.batch_size == 1)
+        self.cells = [plan.cell(name) for name in group.cells]
+        self.timings: dict[str, list[Any]] = {cell.cell: [] for cell in self.cells}
+        self.out: list[Any] = []
+        run = SimpleNamespace(timings=self.timings, keep_blocks=lambda *_: None)
+        writer = SimpleNamespace(
+            run=run, plan=plan, group=group, suite=plan.suites[0], cells=self.cells, live=self.live, begun=self.begun
+        )
+        writer.leave_out = lambda cells, reason: self.out.extend(cells)
+        budget = TimeBudget(budget_s, judged=False)
+        self.scheduler = Scheduler(writer, budget, apart=False, seed=0, raced=True)  # type: ignore[arg-type]
+
+    def live(self, cells: Any = None) -> list[Any]:
+        return [cell for cell in (self.cells if cells is None else cells) if cell not in self.out]
+
+    def begun(self, cell: Any) -> bool:
+        return bool(self.timings[cell.cell])
+
+    def race(self, block_s: Callable[[int, int], float]) -> list[list[int]]:
+        """Return by block the numbers of the arms that took part. block_s: time of an arm in a block."""
+        self.now += block_s(0, -1)
+        self.scheduler.tried_s, found = self.now, list[list[int]]()
+        for _, block in self.scheduler.todo:
+            part = self.scheduler.taking_part(())
+            if not self.scheduler.has_time((), part):
+                break
+            for cell in part:
+                wall_s = block_s(self.cells.index(cell), block)
+                self.now += wall_s
+                self.timings[cell.cell].append(SimpleNamespace(wall_s=wall_s, round=1, block=block))
+            self.scheduler.done.add((1, block))
+            found.append([self.cells.index(cell) for cell in part])
+            self.scheduler.leave_out_hopeless(())
+        return found
+
+
+def test_a_race_takes_as_many_arms_as_get_six_blocks_the_first_in_the_plan_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """100 s less a margin are 13 blocks in six arms of 1 s, and six in eleven."""
+    assert Clock(monkeypatch, 100, arms=6).race(lambda *_: 1.0)[:1] == [[0, 1, 2, 3, 4, 5]]
+    race = Clock(monkeypatch, 40, arms=10)
+    assert race.race(lambda *_: 1.0)[0] == [0, 1, 2, 3, 4]
+    assert min(len(race.timings[cell.cell]) for cell in race.cells[:5]) >= MIN_BLOCKS
+    assert race.now <= 40
+
+
+def test_one_odd_block_throws_no_arm_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding's first block takes 45 s and all others 2: arms come in as soon as that is seen."""
+    race = Clock(monkeypatch, 300, arms=6)
+    race.race(lambda arm, block: 45.0 if block == -1 else 2.0)
+    assert race.out == []
+    assert min(map(len, race.timings.values())) >= MIN_BLOCKS
+    race = Clock(monkeypatch, 300, arms=6)
+    race.race(lambda arm, block: 45.0 if (arm, block) == (3, 1) else 2.0)
+    assert (race.out, min(map(len, race.timings.values())) >= MIN_BLOCKS) == ([], True)
+
+
+def test_an_arm_that_is_slower_than_thought_waits_and_the_others_get_their_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last arm takes 30 times as long as plain decoding, which three of its blocks show."""
+    race = Clock(monkeypatch, 130, arms=4)
+    found = race.race(lambda arm, _: 30.0 if arm == 3 else 1.0)
+    assert [3 in part for part in found[:4]] == [True, True, True, False]
+    assert all(len(race.timings[cell.cell]) >= MIN_BLOCKS for cell in race.cells[:3])
+    assert race.now <= 130

@@ -55,7 +55,7 @@ def measure(
 
     progress.note("measuring the schedule by batch size")
     budget_s = None if math.isinf(deadline) else deadline - time.monotonic()
-    alone = replace(execution, leave=leave, timed_only=True, fewer_arms=False, time_budget_s=budget_s)
+    alone = replace(execution, leave=leave, timed_only=True, raced=False, time_budget_s=budget_s)
     generate(run, progress, alone)
 
 

@@ -100,14 +100,18 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         session = job.session
         execution = Execution.of(
             job.request,
+            began=job.began,
             workers=session.workers,
             time_budget_s=session.time_budget_s,
             engine_options=job.requested.engine_option,
-            fewer_arms=True,
+            raced=True,
         )
         with job.progress() as progress:
             run = Run.open(job.directory, None if job.new else job.plan.plan)
-            return finish(run, execution, progress, job.deadline)
+            racing = Racing(run, execution)
+            if not (is_decided(run) and run.directory.read(FILE, Decision).complete) or session.time_budget_s:
+                racing.let_return()
+            return finish(racing, progress, job.deadline)
 
     def show(self, job: Job[RaceRequest, RaceSession], decided: Decided, console: Terminal) -> None:
         """Print a line for each arm, what to use, and how to deploy it."""
@@ -153,16 +157,16 @@ def deployment_lines(decision: Decision, names: Mapping[str, str], *, others: bo
     yield from (in_words(note, names) for note in notes)
 
 
-def finish(run: Run, execution: Execution, progress: RunProgress, deadline: float = float("inf")) -> Decided:
+def finish(racing: Racing, progress: RunProgress, deadline: float = float("inf")) -> Decided:
     """Run the rest of a race, decide, and write its pages. An earlier decision stays until then."""
-    racing = Racing(run, execution)
+    run = racing.run
     racing.restore_left()
     results = pipeline.finish(run, racing.executing(), progress, pages=False)
     if explain(run, results, progress.show, deadline):
         results = assemble(run)
     decision = decide(racing, results)
     if decision.complete:
-        measure(run, decision.recommendations, execution, progress, deadline)
+        measure(run, decision.recommendations, racing.execution, progress, deadline)
         decision = decide(racing, results)
     pipeline.write_pages(run, results)
     return Decided(results, decision)

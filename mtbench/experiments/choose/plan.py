@@ -29,8 +29,8 @@ class RacePlan(NamedTuple):
 def plan_of(request: RaceRequest, time_budget_s: float | None = None) -> RacePlan:
     """Return the plan of a race: every candidate beside plain decoding, one round, the largest batch size first.
 
-    The largest has all items, so the accuracies are known when the smaller sizes start. Raises UserError if the request
-    is wrong.
+    The largest has all items, so the accuracies are known when the smaller sizes start. A default batch size that has
+    too few blocks for an interval is left out. Raises UserError if the request is wrong.
     """
     asked = request.run_request()
     opened = open_suites(asked)  # a wrong file is found before a checkpoint is read
@@ -38,12 +38,16 @@ def plan_of(request: RaceRequest, time_budget_s: float | None = None) -> RacePla
     if len(raced.lineup.arms) == 1:
         raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
     plan = make_plan(asked, opened, raced.lineup)
+    small, left_out = {} if "batch_size" in request.model_fields_set else plan.too_small, list[str]()
+    if enough := [group.batch_size for group in plan.groups if small and group.name not in small]:
+        plan = make_plan(asked.changed(batch_size=enough), opened, raced.lineup)
+        left_out = [f"{why}; it is left out" for why in small.values()]
     groups = sorted(plan.groups, key=lambda group: -group.batch_size)
     cells = [plan.cell(name) for group in groups for name in group.cells]
     plan, ungraded = _graded(plan.changed(groups=groups, cells=cells), request)
     at = {group.name: looks(len(group.blocks)) for group in groups}
     race = Race(schema_version=2, request=dump(request), slo_s=dict(request.slo), refused=raced.refused, looks=at)
-    return RacePlan(raced, plan, race, [*plan.warnings(), *ungraded], time_budget_s)
+    return RacePlan(raced, plan, race, [*left_out, *plan.warnings(), *ungraded], time_budget_s)
 
 
 def _graded(plan: Plan, request: RaceRequest) -> tuple[Plan, list[str]]:

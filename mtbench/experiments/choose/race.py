@@ -1,7 +1,8 @@
 """The rule of a race: which arms leave after a look, and why. A pure function of the decoded blocks.
 
-A **look** is made when every arm that is still there has ended the first N blocks, and uses these blocks only. So a
-race that was killed decides the same from its stored lines. There are two contests:
+A **look** is made when plain decoding has ended the first N blocks, and uses these blocks only. So a race that was
+killed decides the same from its stored lines. An arm may lack some of them: within a time budget it waits, and comes in
+later. Two arms are compared on the blocks that both have. There are two contests:
 
     same tokens   the arms with the tokens of plain decoding, and plain decoding itself
     all allowed   these, and the arms that are shown to lose no more accuracy than accepted (`not worse`)
@@ -82,6 +83,7 @@ class RacedArm:
     accuracy: Word | None = None
     unit_s: float = 0.0  # least time of a unit of times (`statistics.units_of`); 0: a block
     failed: bool = False  # it has no further blocks
+    left_out_after: float = math.inf  # blocks: it had not begun, and there was no time for it any more
 
 
 class View:
@@ -201,7 +203,6 @@ class Outcome(NamedTuple):
 
     left: list[Elimination]
     made: list[int]  # looks
-    over: bool  # no arm is there any more
 
 
 def replay(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float) -> Outcome:
@@ -209,16 +210,17 @@ def replay(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float) -> 
     left: list[Elimination] = []
     made: list[int] = []
     if any(e.reference and e.failed for e in entrants):
-        return Outcome([], [], False)
+        return Outcome([], [])
     for block in (0, *at):
         out = {gone.cell for gone in left}
-        there = [e for e in entrants if e.name not in out and not (e.failed and len(e.blocks) < block)]
+        gone = {e.name for e in entrants if (e.failed and len(e.blocks) < block) or e.left_out_after <= block}
+        there = [e for e in entrants if e.name not in out | gone]
         if not there or any(len(e.blocks) < block for e in there):
             break
         view = View(entrants, _counted(entrants, left, block), at, max_loss)
         left += _leaving(view, there, block) if block else _before(view, there)
         made += [block] if block else []
-    return Outcome(left, made, len(left) == sum(not e.failed for e in entrants))
+    return Outcome(left, made)
 
 
 def words(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float, outcome: Outcome) -> dict[str, Word]:

@@ -4,6 +4,7 @@ The rule (race.py) sees stored lines only. Answers are scored at each look; scor
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +14,7 @@ from mtbench.evaluation.suite import Suite
 from mtbench.experiments.choose.race import Block, Outcome, RacedArm, replay, words
 from mtbench.measure.score import readings_of
 from mtbench.plan.formats import Elimination, GenerationLine, Race, Slo, TimingLine
-from mtbench.plan.plan import Cell, Group, Plan
+from mtbench.plan.plan import MIN_BLOCKS, Cell, Group, Plan
 from mtbench.plan.prompts import open_suite
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
@@ -49,7 +50,7 @@ class Racing:
         return replace(self.execution, leave=self)
 
     def __call__(self, cells: Sequence[str]) -> list[Elimination]:
-        """Return the cells that leave now. Looks are made as soon as all their blocks are stored."""
+        """Return the cells that leave now. Looks are made as soon as plain decoding has their blocks."""
         group = next(group for group in self.plan.groups if list(cells) == group.cells)
         key = (group.suite, group.batch_size)
         plain = next((name for name in group.cells if is_plain(self.plan.cell(name))), None)
@@ -63,6 +64,16 @@ class Racing:
         left = [gone for gone in outcome.left if gone.cell not in gone_before]
         rivals = ("" if gone.rival is None else f" {self.plan.cell(gone.rival).arm}" for gone in left)
         return [gone.changed(reason=f"{gone.reason}{rival}") for gone, rival in zip(left, rivals, strict=True)]
+
+    def let_return(self) -> None:
+        """Let the arms come back that had no time to begin, and beside them those that had nothing left to show."""
+        left = self.run.left
+        for group in self.plan.groups:
+            to_come = len(group.blocks) - max(len(self.run.timings[name]) for name in group.cells)
+            own = [line for line in left if line.cell in group.cells]
+            if to_come >= MIN_BLOCKS and any(line.unraced for line in own):
+                left = [line for line in left if line.lost or line not in own]
+        self.run.keep_left(left)
 
     def restore_left(self) -> None:
         """Make the looks at the stored blocks again: without its line, the blocks of a cell's group are lost."""
@@ -79,31 +90,32 @@ class Racing:
         return replay(self.entrants(group), self.looks(group), self.plan.request.max_loss)
 
     def entrants(self, group: Group) -> list[RacedArm]:
-        """Return the cells of a group with their leading blocks."""
+        """Return the cells of a group with the leading blocks of plain decoding, and what they have of these."""
         plain = next(cell for cell in map(self.plan.cell, group.cells) if is_plain(cell))
         sessions, answers = self.run.sessions, self.run.answers
         failed = {failure.cell for failure in self.run.failures if failure.stage is None}
-        unraced = {gone.cell for gone in self.run.left if gone.unraced}
+        left_out = {gone.cell: gone.block for gone in self.run.left if gone.unraced}
         base = {line.item: line.token_ids for line in answers[plain.cell]}
+        ended = {timing.block for timing in self.run.timings[plain.cell]}
+        leading = next((block for block in range(len(group.blocks)) if block not in ended), len(group.blocks))
         accuracies = self._settled_accuracies(group)
         inexact = bool(sessions) and sessions[0].dtype not in EXACT_EPSILON
         graded_after = self._graded_after(group, answers[plain.cell], plain) if inexact else 0
         entrants = []
-        for cell in (self.plan.cell(name) for name in group.cells if name not in unraced):
-            timings = sorted(self.run.timings[cell.cell], key=lambda timing: timing.block)
-            clean = {t.block: None if t.dropped else t.wall_s for t in timings}
-            leading = next((block for block in range(len(group.blocks)) if block not in clean), len(group.blocks))
+        for cell in map(self.plan.cell, group.cells):
+            timings = {timing.block: timing for timing in self.run.timings[cell.cell]}
+            own = max(timings, default=-1) + 1 if cell.cell in failed else leading
             lines: list[list[GenerationLine]] = [[] for _ in range(len(group.blocks))]
             for line in answers[cell.cell]:
                 lines[line.block].append(line)
             scores = self._score(group, cell, answers[cell.cell])
             blocks = [
                 Block(
-                    wall_s=clean[block],
+                    wall_s=None if (timing := timings.get(block)) is None or timing.dropped else timing.wall_s,
                     scores={line.item: scores[line.item] for line in lines[block] if line.item in scores},
                     same=all(line.token_ids == base.get(line.item) for line in lines[block]),
                 )
-                for block in range(leading)
+                for block in range(min(own, leading))
             ]
             here = cell.checkpoints[cell.on] == plain.checkpoints[plain.on]
             distribution = cell.claims == "distribution" and here
@@ -114,10 +126,11 @@ class Racing:
                 claims_lossless=cell.claims == "lossless" or distribution,
                 allows_rounding=distribution or (here and inexact),
                 graded_after=graded_after if here and not distribution else 0,
-                misses_slo=misses_slo(timings[:leading], lines, self.race.slo_s),
+                misses_slo=misses_slo([timings.get(block) for block in range(len(blocks))], lines, self.race.slo_s),
                 accuracy=None if cell is plain else accuracies.get(cell.arm),
                 unit_s=SERVED_UNIT_S if is_served(cell.engine) else 0.0,
                 failed=cell.cell in failed,
+                left_out_after=left_out.get(cell.cell, math.inf),
             )
             entrants.append(entrant)
         return entrants
@@ -186,13 +199,18 @@ def over_limits(cells: Sequence[ResultCell], slo_s: Slo) -> list[str]:
     return [c.cell for c in cells if not c.reference and _over(c.ttft_s, c.commit_latency_s, slo_s)]
 
 
-def misses_slo(timings: Sequence[TimingLine], lines: Sequence[Sequence[GenerationLine]], slo_s: Slo) -> list[bool]:
-    """Return after each number of blocks, from 1 on, whether a cell is over a limit. `lines`: answers by block."""
+def misses_slo(
+    timings: Sequence[TimingLine | None], lines: Sequence[Sequence[GenerationLine]], slo_s: Slo
+) -> list[bool]:
+    """Return after each number of blocks, from 1 on, whether a cell is over a limit.
+
+    `timings`: by block; None: it was not decoded. `lines`: answers by block.
+    """
     first_s: list[float] = []
     gaps_s: list[float] = []
     over = []
     for timing, of_block in zip(timings, lines, strict=False) if slo_s else ():
-        if not timing.dropped:
+        if timing is not None and not timing.dropped:
             first_s += [] if timing.ttft_s is None else [timing.ttft_s]
             gaps_s += commit_gaps(of_block, {timing.block: timing.step_s})
         over.append(_over(percentiles(first_s), percentiles(gaps_s), slo_s))
