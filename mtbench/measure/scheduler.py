@@ -46,6 +46,7 @@ class Scheduler:
         self._taking_part = list[Cell]()
         self.done = self._keep_finished_blocks()
         self.tried_s: float | None = None  # time of a block of plain decoding before the first one
+        self.warm_up_s = 0.0  # time of plain decoding's warm-up, which stands for that of others
 
     @property
     def deadline(self) -> float:
@@ -122,6 +123,7 @@ class Scheduler:
             ended={cell.cell: len(self.writer.run.timings[cell.cell]) for cell in cells} if self.raced else None,
             block_s=[] if self.unknown else [*map(self.block_s, cells)],
             started=[name for name, _ in warm],
+            warm_up_s=self.warm_up_s,
         )
 
     def taking_part(self, warm: Collection[tuple[str, int]]) -> list[Cell]:

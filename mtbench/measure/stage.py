@@ -112,12 +112,14 @@ class Stage:
         if plain is None or not (scheduler.limited and scheduler.todo and scheduler.unknown):
             return
         _, block = scheduler.todo[0]
+        began = time.monotonic()
         outcome = self.runner.decode(session, plain, block, self.writer.suite.max_new_tokens)
         if isinstance(outcome, Done):
-            wall_s = outcome.timing.wall_s
-            scheduler.tried_s = wall_s
+            scheduler.tried_s = wall_s = outcome.timing.wall_s
+            scheduler.warm_up_s = max(0.0, time.monotonic() - began - wall_s)
+            parts = [scheduler.part(session.warm)]
             takes = f"a block of {plain.arm} at batch size {plain.batch_size} takes {duration(wall_s)}"
-            self.progress.note(f"{takes}; {budget.described([scheduler.part(session.warm)])}")
+            self.progress.note("; ".join(filter(None, (takes, budget.described(parts), budget.room(parts)))))
 
     @property
     def unprobed(self) -> list[Cell]:

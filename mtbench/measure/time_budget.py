@@ -30,10 +30,11 @@ FEWEST_ARMS = 2  # of a decision: plain decoding and one more
 class Part(NamedTuple):
     """What the cells of a group have yet to do. They decode the same blocks, side by side."""
 
-    starts_s: Sequence[float]  # of each cell's server; 0: it runs already, or there is none
+    starts_s: Sequence[float]  # of each cell's server, or of its warm-up; 0: it has started
     needed: Sequence[int]  # blocks of each cell, for a decision
     blocks: int  # that are planned
     block_s: Sequence[float] = ()  # of each cell; empty: not known
+    served: bool = False  # servers start
     guessed: bool = False  # the time of a start was never measured here
 
     def needs_s(self, arms: int | None = None) -> float:
@@ -73,22 +74,27 @@ def part_of(
     ended: Mapping[str, int] | None = None,
     block_s: Sequence[float] = (),
     started: Container[str] = (),
+    warm_up_s: float = 0.0,
 ) -> Part:
     """Return what these cells of a group have yet to do.
 
     done: blocks that have ended. ended: by cell, those that it has decoded; None: all of these. block_s: time of a
-    block of each cell; empty: not known. started: cells with a server.
+    block of each cell; empty: not known. started: cells with a server, or warm. warm_up_s: of a cell without a server.
     """
     known, blocks = _known_starts(), sum(group.rounds) - done
     keys = {cell.cell: _key(cell) for cell in cells if is_served(cell.engine) and cell.cell not in started}
+    own_s = {cell.cell: 0.0 if cell.cell in started or is_served(cell.engine) else warm_up_s for cell in cells}
     return Part(
         starts_s=[
-            known.get(keys[cell.cell], SERVING_ENGINES[str(cell.engine)].start_s) if cell.cell in keys else 0.0
+            known.get(keys[cell.cell], SERVING_ENGINES[str(cell.engine)].start_s)
+            if cell.cell in keys
+            else own_s[cell.cell]
             for cell in cells
         ],
         needed=[min(blocks, max(0, MIN_BLOCKS - (done if ended is None else ended[cell.cell]))) for cell in cells],
         blocks=blocks,
         block_s=block_s,
+        served=bool(keys),
         guessed=not known.keys() >= {*keys.values()},
     )
 
@@ -156,8 +162,9 @@ class TimeBudget:
         """Return in words how long starts take, how many blocks there is time for, and how many a decision needs."""
         all_s = [start_s for part in parts for start_s in part.starts_s if start_s]
         guess = " (a guess: none was measured here)" if any(part.guessed for part in parts) else ""
+        what = counted(len(all_s), "server start" if any(part.served for part in parts) else "warm-up")
         takes = f"{'takes' if len(all_s) == 1 else 'take'} about {duration(sum(all_s))}{guess}"
-        starts = f"{counted(len(all_s), 'server start')} {takes}; " if all_s else ""
+        starts = f"{what} {takes}; " if all_s else ""
         each = " at each batch size" if len(parts) > 1 else ""
         needed = f"a decision needs {max(max(part.needed) for part in parts)}{each}"
         known = all(part.block_s for part in parts)
