@@ -21,7 +21,6 @@ the rounding of its number type: the same percentile, between the judge in that 
 weights the type is bfloat16. The engine's own noise may be larger, where its plain decoding has two cells in the run.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from mtbench import sampling
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import NotNumbersError, UserError, first_line
+from mtbench.measure.judging_time import answers_due, enough, plain_answers, references
 from mtbench.measure.model_pool import ModelPool
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
@@ -84,7 +84,7 @@ class Rescoring:
         `epsilon` is None if there are too few positions.
         """
         name, files = f"lossless/{cell.cell}.json", self.run.directory
-        lines = self._judged(cell) if cell.claims == "lossless" else []
+        lines = answers_due(self.run, self.plan, cell)
         due = {line.item for line in lines}
         if not due or (files.has(name) and files.read(name, RescoringRecord).items.keys() >= due):
             return
@@ -97,14 +97,6 @@ class Rescoring:
             files.write_json(name, dump(RescoringRecord(epsilon=None, items={}, why=why)))
             if not isinstance(error, TimeoutError):
                 self.note(f"{cell.cell} could not be re-scored: {why}")
-
-    def _judged(self, cell: Cell) -> list[GenerationLine]:
-        lines, plain = self._lines(cell), self._plain(cell)
-        if cell.lossless_reference is None:  # an arm of an engine is held to the judge itself
-            lines = self._enough(cell) if is_served(cell.engine) and cell.simulated is None else []
-        repeated = {(line.item, *line.token_ids) for line in plain}
-        forced = self.plan.suite(cell.suite).constrained(cell.engine) - {line.item for line in plain}
-        return [line for line in lines if line.item not in forced and (line.item, *line.token_ids) not in repeated]
 
     def rescored(self, cell: Cell, lines: Sequence[GenerationLine]) -> RescoringRecord:
         """Return the shortfalls of answers, and ε: between two readings of the reference arm's answers.
@@ -150,11 +142,16 @@ class Rescoring:
     def _shortfalls(self, cell: Cell, lines: Sequence[GenerationLine], judge: Reading) -> dict[str, dict[str, float]]:
         """Return the shortfalls of each answer by item. An answer that the reference arm gave is rescored once."""
         held = self.plan.suite(cell.suite).constrained(cell.engine)
-        pairs = [(a, b) for a in lines for b in self._plain(cell) if a.item == b.item and a.item in held]
+        pairs = [
+            (a, b)
+            for a in lines
+            for b in plain_answers(self.run, self.plan, cell)
+            if a.item == b.item and a.item in held
+        ]
         forced: dict[str, dict[str, float]] = {a.item: {} for a, _ in pairs}
         forced |= {item: {str(place): gap} for item, place, gap in self._gaps(cell, pairs, judge) if gap}
         lines = [line for line in lines if line.item not in held]
-        given = {(line.item, tuple(line.token_ids)) for c in self._references(cell) for line in self._lines(c)}
+        given = {(line.item, tuple(line.token_ids)) for c in references(self.plan, cell) for line in self._lines(c)}
         among = judge.model, cell.suite, cell.lossless_reference
         keys = [(*among, line.item, tuple(line.token_ids)) for line in lines]
         found = [self._repeated.get(key) for key in keys]
@@ -171,12 +168,12 @@ class Rescoring:
         Of its answers at the batch size with most of them. An arm without a reference arm is its own. Where whole texts
         are read and the answers have too few tokens, those of their prompts count, too.
         """
-        most = max(self._references(cell) or [cell], key=lambda c: len(self._lines(c)))
+        most = max(references(self.plan, cell) or [cell], key=lambda c: len(self._lines(c)))
         key = (cell.suite, most.arm, reading)
         if key not in self._logits:
             few = sum(len(line.token_ids) for line in self._lines(most)) < EPSILON_POSITIONS_NEEDED
             whole = few and isinstance(reading.model, WholeTexts)
-            forced = self._forced(most, self._enough(most, prompts=whole), reading, prompts=whole)
+            forced = self._forced(most, enough(self._lines(most), prompts=whole), reading, prompts=whole)
             self._logits[key] = [logit for _, emitted, _ in forced for logit in emitted.tolist()]
         return self._logits[key]
 
@@ -208,25 +205,8 @@ class Rescoring:
             (own, most), (other, _) = last[2 * n], last[2 * n + 1]
             yield a.item, place, round(abs(own - other) if a.item in held else most - min(own, other), 9)
 
-    def _plain(self, cell: Cell) -> list[GenerationLine]:
-        """Return the answers of plain decoding in a cell's serving engine, at its batch size."""
-        there = [c for c in self._references(cell) if is_served(c.engine) and c.engine == cell.engine]
-        return [line for c in there if c.batch_size == cell.batch_size for line in self._lines(c)]
-
-    def _references(self, cell: Cell) -> list[Cell]:
-        return [c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.lossless_reference)]
-
     def _lines(self, cell: Cell) -> list[GenerationLine]:
         return self.run.answers[cell.cell]
-
-    def _enough(self, cell: Cell, *, prompts: bool = False) -> list[GenerationLine]:
-        """Return the first answers of a cell that have as many tokens as ε needs; all, if they have fewer.
-
-        `prompts`: with those of their prompts, but for the first.
-        """
-        sizes = (len(line.token_ids) + prompts * (line.prompt_tokens - 1) for line in self._lines(cell))
-        before = itertools.accumulate(sizes, initial=0)
-        return [line for n, line in zip(before, self._lines(cell), strict=False) if n < EPSILON_POSITIONS_NEEDED]
 
     def _forced(
         self, cell: Cell, lines: Sequence[GenerationLine], reading: Reading, *, prompts: bool = False

@@ -23,6 +23,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import NotNumbersError
 from mtbench.kernels import Norm
 from mtbench.measure import grades, lossless_check, peak_memory
+from mtbench.measure.judging_time import answers_due
 from mtbench.measure.model_pool import ModelPool
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
@@ -192,9 +193,9 @@ def test_what_a_schema_forces_is_judged_between_the_two_tokens(monkeypatch: pyte
             yield n, torch.tensor(line.token_ids).float() / 2, torch.full((len(line.token_ids),), 9.0)
 
     monkeypatch.setattr(lossless_check.Rescoring, "_forced", forced)
-    judged = rescoring._judged(cast("Cell", cells[1]))
+    judged = answers_due(opened, plan, cast("Cell", cells[1]))
     assert [line.item for line in judged] == ["forced", "free", "shorter"]
-    assert [line.item for line in rescoring._judged(cast("Cell", cells[0]))] == ["free", "same"]
+    assert [line.item for line in answers_due(opened, plan, cast("Cell", cells[0]))] == ["free", "same"]
     reading = lossless_check.Reading(cast("Any", None))
     found = rescoring._shortfalls(cast("Cell", cells[1]), judged, reading)
     assert found == {"forced": {"1": 1.0}, "free": {"0": 7.0, "1": 5.5, "2": 5.0}, "shorter": {}}
