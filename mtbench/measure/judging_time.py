@@ -4,16 +4,20 @@ import itertools
 from collections.abc import Sequence
 
 from mtbench.decoding.arms import is_served
-from mtbench.plan.formats import GenerationLine, TimingLine
+from mtbench.plan.formats import GenerationLine, RescoringRecord, TimingLine
 from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.run import Run
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
+RECORD = "lossless/{}.json"  # of a cell
 STEPS_COST = 4.0  # of a token that is read for ε, a few positions at a time: tokens of a prompt
 
 
 def answers_due(run: Run, plan: Plan, cell: Cell) -> list[GenerationLine]:
-    """Return the answers of a cell that its grade needs judged: in a serving engine not those of plain decoding."""
+    """Return the answers that a cell's grade needs judged: in an engine no repetition of plain decoding.
+
+    None if its record has all of them.
+    """
     if cell.claims != "lossless":
         return []
     lines, plain = run.answers[cell.cell], plain_answers(run, plan, cell)
@@ -21,7 +25,10 @@ def answers_due(run: Run, plan: Plan, cell: Cell) -> list[GenerationLine]:
         lines = enough(lines) if is_served(cell.engine) and cell.simulated is None else []
     repeated = {(line.item, *line.token_ids) for line in plain}
     forced = plan.suite(cell.suite).constrained(cell.engine) - {line.item for line in plain}
-    return [line for line in lines if line.item not in forced and (line.item, *line.token_ids) not in repeated]
+    due = [line for line in lines if line.item not in forced and (line.item, *line.token_ids) not in repeated]
+    name = RECORD.format(cell.cell)
+    judged = run.directory.read(name, RescoringRecord).items if due and run.directory.has(name) else {}
+    return [] if judged.keys() >= {line.item for line in due} else due
 
 
 def plain_answers(run: Run, plan: Plan, cell: Cell) -> list[GenerationLine]:
@@ -55,7 +62,7 @@ def expected_judging_s(run: Run, plan: Plan, *, whole: bool = False) -> float:
     gone = {line.cell for line in run.left} | {line.cell for line in run.failures if line.stage is None}
     for cell in plan.cells:
         lines, read = answers_due(run, plan, cell), (cell.suite, cell.checkpoints[cell.on])
-        if not lines or run.directory.has(f"lossless/{cell.cell}.json"):
+        if not lines:
             continue
         planned = sum(map(len, plan.group(cell.cell).blocks)) if whole and cell.cell not in gone else 0
         more = max(1.0, planned / len(run.answers[cell.cell]))

@@ -17,8 +17,8 @@ from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.experiments.audit.sides import Side
 from mtbench.lineup.planner import make_plan
-from mtbench.measure.lossless_check import Answer, judged_logits
 from mtbench.measure.model_pool import ModelPool
+from mtbench.measure.reading import Answer, judged_logits
 from mtbench.models.families import family
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.directory import RunDirectory

@@ -19,8 +19,9 @@ from mtbench.errors import NotNumbersError, UserError
 from mtbench.experiments.audit.format import NOT_JUDGED, JudgedLine, NoiseLine, SideJudged
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair, Side, SideAnswer
-from mtbench.measure.lossless_check import COARSE, JUDGED_AT_ONCE, Answer, first_difference, judged_logits, with_noise
+from mtbench.measure.lossless_check import COARSE, first_difference
 from mtbench.measure.model_pool import ModelPool, use_threads
+from mtbench.measure.reading import JUDGED_AT_ONCE, Answer, judged_logits, with_noise
 from mtbench.models.families import locate
 from mtbench.models.loading import Inspected, inspect
 from mtbench.models.runner import ModelRunner
