@@ -13,12 +13,11 @@ The judge reads whole texts, several in a forward (mtbench/models/whole_texts.py
 text, and of texts that begin alike the common tokens are fed once.
 
 ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted,
-between the judge, as it reads texts, and the arm's own engine at the arm's width. So it covers engine and width
-together. The arm's engine reads several answers side by side, but at most NARROW positions in a forward: rounding
-depends on shapes, and wide products round as the judge's do (SmolLM2-135M in bfloat16 on a CPU: the root mean square of
-Δlogit is 0.167 at 1 position, 0.161 at 24 to 32, and 0.130 at 96). For an external engine, whose logits are not known,
-it covers the width alone. It is at most 0.5: an engine that computes something else would make it large. In float32 and
-float64 it is a constant.
+between the judge, as it reads texts, and the arm's own engine at the arm's width, or NARROW. So it covers engine and
+width together. Rounding depends on shapes, and products of many positions round as the judge's do: SmolLM2-135M in
+bfloat16 on a CPU has a root mean square of Δlogit of 0.167 at 1 position, 0.161 at 24, and 0.130 at 96. For an external
+engine, whose logits are not known, it covers the width alone. It is at most 0.5: an engine that computes something else
+would make it large. In float32 and float64 it is a constant.
 
 Of a serving engine, ε is the rounding of its number type: the same percentile, between the judge in that type and in
 float32. With quantised weights the type is bfloat16. The engine's own noise may be larger, where its plain decoding has
@@ -31,7 +30,7 @@ interruption.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -50,6 +49,7 @@ from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
+NARROW = 8  # least positions of a forward of an arm's engine: about the time of one, and rounding of the same size
 COARSE = "bfloat16"  # number type whose rounding explains an engine that does not say how it computes
 READINGS = "lossless/readings.jsonl"
 INTERRUPTED = "re-scoring interrupted"
@@ -57,7 +57,7 @@ INTERRUPTED = "re-scoring interrupted"
 
 @dataclass(frozen=True)
 class Rescoring:
-    """Rescores the cells of a run on the models of `pool`. `failed`: cells that are not judged."""
+    """Rescores the cells of a run on the models of `pool`."""
 
     run: Run
     plan: Plan
@@ -65,7 +65,6 @@ class Rescoring:
     note: Callable[[str], None]
     show: Callable[[str], None] = lambda _: None
     deadline: float = float("inf")  # by time.monotonic
-    failed: Collection[str] = ()
     _read: dict[str, ReadingLine] = field(default_factory=dict)  # by key
     _texts: dict[tuple[str, str], WholeTexts] = field(default_factory=dict)  # by source and number type
 
@@ -104,8 +103,8 @@ class Rescoring:
         model = self.whole(source, own) if served else self.pool.runner(cell.on, source, None)
         judge = Reading(f"{source} in {own}", model, logits=epsilon is None)
         if not served:  # the answers of all arms to an item together, since they begin alike
-            beside = [c for c in self.plan.cells if c.suite == cell.suite and c.checkpoints.get(c.on) == source]
-            beside = [c for c in beside if not is_served(c.engine) and c.cell not in self.failed]
+            key = (cell.suite, source, False)
+            beside = [c for c in self.plan.cells if (c.suite, c.checkpoints[c.on], is_served(c.engine)) == key]
             self._forced(cell, [line for c in beside for line in answers_due(self.run, self.plan, c)] + measured, judge)
         if measured:
             try:
@@ -113,7 +112,8 @@ class Rescoring:
                     other = rounding or "float32"
                     second = judge._replace(name=f"{source} in {other}", model=self.whole(source, other))
                 else:
-                    width = max([1, *(g.positions_fed // g.forwards for g in lines if g.forwards and g.positions_fed)])
+                    fed = [g.positions_fed // g.forwards for g in lines if g.forwards and g.positions_fed]
+                    width = max([NARROW, *fed])
                     runner = self.pool.runner(cell.on, source, cell.engine)
                     second = Reading(f"{source} in {own} by {cell.engine}", runner, width, logits=True)
                 both = (self._forced(cell, measured, reading, prompts=prompts) for reading in (judge, second))

@@ -30,7 +30,7 @@ class UntimedPasses:
     def execute(self, pool: ModelPool, note: Callable[[str], None], show: Callable[[str], None]) -> None:
         """Run the passes on the models of `pool`, as far as the deadline allows. show: receives the current step."""
         run, plan, failed = self.run, self.plan, set(self.failed)
-        rescoring = Rescoring(run, plan, pool, note, show, self.deadline, failed)
+        rescoring = Rescoring(run, plan, pool, note, show, self.deadline)
         for cell in plan.cells:
             if cell.cell not in failed:
                 rescoring.check(cell)

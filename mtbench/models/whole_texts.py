@@ -8,6 +8,7 @@ tokenizer lacks have a logit like any other.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -93,9 +94,6 @@ class TextTree:
         self.ids, self.parents, self.positions = list[int](), list[int](), list[int]()
         self._nodes = dict[tuple[int, int], int]()  # by parent and token
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def add(self, text: Sequence[int]) -> list[int]:
         """Add a text; return the nodes of its tokens, which ascend."""
         path, parent = list[int](), ROOT
@@ -108,37 +106,25 @@ class TextTree:
             path.append(parent := node)
         return path
 
-    def missing(self, text: Sequence[int]) -> int:
-        """Return how many nodes a text would add."""
-        parent = ROOT
-        for position, token in enumerate(text):
-            if (parent := self._nodes.get((parent, token), ROOT)) == ROOT:
-                return len(text) - position
-        return 0
-
     @torch.inference_mode()
-    def logits(self, runner: ModelRunner, first: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the logits behind the nodes from `first` on, chunk by chunk: a chunk's first node, logits (n, V).
+    def logits(self, runner: ModelRunner, first: int, width: int = FED_AT_ONCE) -> Iterator[tuple[int, Tensor]]:
+        """Yield the logits behind the nodes from `first` on: a node, logits (n, V) from it on, n ≤ `width`.
 
         Raises UserError for logits that are no numbers.
         """
         count, device = len(self.ids), runner.device
-        ids, positions, slots = (
-            torch.tensor([of], device=device) for of in (self.ids, self.positions, [*range(count)])
-        )
-        base = torch.zeros(1, dtype=torch.long, device=device)
+        ids, positions, slots = (torch.tensor([of], device=device) for of in (self.ids, self.positions, range(count)))
+        most = max(1, min(FED_AT_ONCE, MASKED_AT_ONCE // count, LOGITS_AT_ONCE // runner.vocabulary))
         runner.reserve(1, count)
-        width = max(1, min(FED_AT_ONCE, MASKED_AT_ONCE // count, LOGITS_AT_ONCE // runner.vocabulary))
-        for begin in range(0, count, width):
-            end = min(begin + width, count)
-            fed, sees = slots[:, begin:end], self._sees(begin, end).to(device)
-            metadata = AttentionMetadata(fed, positions[:, begin:end], base, end, sees=sees, offset=positions[0, :end])
-            judged = end - max(begin, first)
-            logits = runner.forward(ids[:, begin:end], metadata, max(1, judged)).logits[0]
-            if judged > 0:
-                if not numbers(logits).all():
-                    raise NotNumbersError("the judge's logits", runner.model.dtype)
-                yield end - judged, logits if logits.dtype == torch.float64 else logits.float()
+        for begin, end in pairwise([*range(0, first, most), *range(first, count, min(width, most)), count]):
+            fed, sees = slice(begin, end), self._sees(begin, end).to(device)
+            places = slots[:, fed], positions[:, fed], torch.zeros_like(slots[0, :1])
+            metadata = AttentionMetadata(*places, view=end, sees=sees, offset=positions[0, :end])
+            logits = runner.forward(ids[:, fed], metadata, end - begin if begin >= first else 1).logits[0]
+            if not numbers(logits).all():
+                raise NotNumbersError("the judge's logits", runner.model.dtype)
+            if begin >= first:
+                yield begin, logits if logits.dtype == torch.float64 else logits.float()
 
     def _sees(self, begin: int, end: int) -> Tensor:
         """Return which nodes are ancestors of each node from `begin` to `end`, or itself, (end − begin, end) bool."""
@@ -151,15 +137,3 @@ class TextTree:
                 row[parent], parent = True, self.parents[parent]
             row[node] = True
         return torch.from_numpy(sees)
-
-
-def tree_groups(texts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the numbers of texts, in order, that one tree holds: of FED_AT_ONCE tokens at most, or one text."""
-    groups, tree = list[list[int]](), TextTree()
-    for n, text in enumerate(texts):
-        if not groups or len(tree) + tree.missing(text) > FED_AT_ONCE:
-            groups.append([])
-            tree = TextTree()
-        tree.add(text)
-        groups[-1].append(n)
-    return groups

@@ -28,6 +28,7 @@ from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.reading import Answer, Reading, with_noise
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
+from mtbench.models.whole_texts import FED_AT_ONCE
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import GenerationLine, ReadingLine, RescoringRecord
 from mtbench.plan.plan import Cell, Plan, RunRequest
@@ -118,7 +119,7 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     monkeypatch.setitem(ENGINES, "graph", Louder)
     pool = ModelPool(RunRequest(device="cpu", dtype="float64", offline=True))
     pool.checkpoints["model"], pool.dtype = checkpoint, "bfloat16"
-    fed: list[tuple[object, int | None, int]] = []
+    fed: list[tuple[object, int, int]] = []
     forced = Reading.forced_logits
 
     def listen(reading: Reading, answers: Sequence[Answer]) -> Any:
@@ -141,7 +142,7 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     ]
     run = RunDirectory.create(tmp_path / "run")
     counts = (
-        {"positions_fed": 5 * BUDGET, "forwards": BUDGET} if engine else dict.fromkeys(("positions_fed", "forwards"))
+        {"positions_fed": 9 * BUDGET, "forwards": BUDGET} if engine else dict.fromkeys(("positions_fed", "forwards"))
     )
     lines = [
         generation_line(item=str(i), prompt_ids=p, prompt_tokens=len(p), token_ids=t, **counts)
@@ -157,14 +158,18 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     rescoring.check(cast("Cell", cells[2]))
 
     found = stored_json(run, "lossless/c.json")
-    judge, own, width = ModelRunner(checkpoint), pool.runner("ar", "model", engine), 5 if engine else 1
+    judge, own, width = (
+        ModelRunner(checkpoint),
+        pool.runner("ar", "model", engine),
+        9 if engine else lossless_check.NARROW,
+    )
     read = forced(Reading("judge", judge, 1), [Answer(*answer) for answer in answers])
     logits = np.concatenate([emitted for emitted, _ in read])
     assert found["epsilon"] == pytest.approx(np.quantile(percent / 100 * np.abs(logits), 0.999), rel=1e-4, abs=1e-5)
     assert found["items"] == {"0": {}, "1": {}, "2": {}}
     plain = pool.runner("ar", "model", "eager")
     assert plain.decoder is None
-    assert fed == [(plain, None, 4), (own, width, 3)]
+    assert fed == [(plain, FED_AT_ONCE, 4), (own, width, 3)]
 
     fed.clear()
     rescoring.check(cast("Cell", cells[3]))
@@ -261,7 +266,7 @@ def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> 
         )[0]
         for prompt, generation, seed in zip(PROMPTS, said, seeds, strict=True):
             own = Answer(prompt, generation.token_ids, seed, temperature)
-            for width in (None, 4):
+            for width in (FED_AT_ONCE, 4):
                 assert lossless_check.shortfalls(*Reading("", runner, width).forced_logits([own])[0]) == {}
         others = own._replace(seed=99), own._replace(temperature=0.0)
         (emitted, largest), (_, greedy) = Reading("", runner).forced_logits(others)
