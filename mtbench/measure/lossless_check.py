@@ -1,6 +1,6 @@
 """Check whether an arm emits the tokens that it promises: teacher-forced rescoring (the grade: grades.py).
 
-One forward pass of the same checkpoint over the finished text rescores every emitted token. A token is accepted if it
+One forward pass of the same checkpoint over finished texts rescores every emitted token. A token is accepted if it
 is the argmax, or if its logit is within ε of the largest. So one flipped near-tie does not condemn the tokens after it.
 The judge is always transformers' modules (the engine `eager`), whichever engine the arm ran on: no engine judges
 itself. It judges the answers of the reference arm, too: both arms could run on the same wrong engine. An answer in a
@@ -9,59 +9,50 @@ far below the judge's largest: the first difference from plain decoding there is
 which the schema allows; without plain decoding there, none is. Where the run has no arm of ours that plain decoding of
 an engine is held to, it is held to the judge itself, on as many tokens as ε needs.
 
-ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted,
-between the judge at width 1 and the arm's own engine at the arm's width. So it covers engine and width together. For an
-external engine, whose logits are not known, it covers the width alone. It is at most 0.5: an engine that computes
-something else would make it large. In float32 and float64 it is a constant. The logits of the reference arm's tokens
-are computed once for each engine and width, and serve all cells that are held to it. So does the rescoring of an answer
-of the reference arm that other arms repeat: it needs no ε.
+The judge reads whole texts, several in a forward (mtbench/models/whole_texts.py); equal answers of all arms are one
+text, and of texts that begin alike the common tokens are fed once.
 
-Answers of a serving engine are rescored as whole texts, several in a forward (mtbench/models/whole_texts.py). Its ε is
-the rounding of its number type: the same percentile, between the judge in that type and in float32. With quantised
-weights the type is bfloat16. The engine's own noise may be larger, where its plain decoding has two cells in the run.
+ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted,
+between the judge, as it reads texts, and the arm's own engine at the arm's width, or NARROW. So it covers engine and
+width together. Rounding depends on shapes, and products of many positions round as the judge's do: SmolLM2-135M in
+bfloat16 on a CPU has a root mean square of Δlogit of 0.167 at 1 position, 0.161 at 24, and 0.130 at 96. For an external
+engine, whose logits are not known, it covers the width alone. It is at most 0.5: an engine that computes something else
+would make it large. In float32 and float64 it is a constant.
+
+Of a serving engine, ε is the rounding of its number type: the same percentile, between the judge in that type and in
+float32. With quantised weights the type is bfloat16. The engine's own noise may be larger, where its plain decoding has
+two cells in the run.
+
+Every answer that was read is a line of lossless/readings.jsonl, so no model reads it again, for another arm or after an
+interruption.
 """
 
-import itertools
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from mtbench import sampling
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import SERVING_ENGINES
-from mtbench.errors import NotNumbersError, UserError, first_line
+from mtbench.document.formatting import duration
+from mtbench.errors import UserError, first_line
+from mtbench.measure.judging_time import RECORD, answers_due, enough, plain_answers, references
 from mtbench.measure.model_pool import ModelPool
-from mtbench.models.attention import AttentionMetadata
-from mtbench.models.runner import ModelRunner
+from mtbench.measure.reading import Answer, Reading
 from mtbench.models.whole_texts import WholeTexts
-from mtbench.plan.formats import GenerationLine, RescoringRecord
+from mtbench.plan.formats import GenerationLine, ReadingLine, RescoringRecord
 from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
-JUDGED_AT_ONCE = 256  # positions of one forward
+NARROW = 8  # least positions of a forward of an arm's engine: about the time of one, and rounding of the same size
 COARSE = "bfloat16"  # number type whose rounding explains an engine that does not say how it computes
-
-
-class Answer(NamedTuple):
-    """The tokens emitted for a prompt, and how they were sampled."""
-
-    prompt: Sequence[int]
-    tokens: Sequence[int]
-    seed: int = 0
-    temperature: float = 0.0
-
-
-class Reading(NamedTuple):
-    """Who reads answers again, and how many positions at once if not whole texts."""
-
-    model: ModelRunner | WholeTexts
-    width: int = JUDGED_AT_ONCE
+READINGS = "lossless/readings.jsonl"
+INTERRUPTED = "re-scoring interrupted"
 
 
 @dataclass(frozen=True)
@@ -74,8 +65,7 @@ class Rescoring:
     note: Callable[[str], None]
     show: Callable[[str], None] = lambda _: None
     deadline: float = float("inf")  # by time.monotonic
-    _logits: dict[tuple[str, str, Reading], list[float]] = field(default_factory=dict)
-    _repeated: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
+    _read: dict[str, ReadingLine] = field(default_factory=dict)  # by key
     _texts: dict[tuple[str, str], WholeTexts] = field(default_factory=dict)  # by source and number type
 
     def check(self, cell: Cell) -> None:
@@ -83,57 +73,57 @@ class Rescoring:
 
         `epsilon` is None if there are too few positions.
         """
-        name, files = f"lossless/{cell.cell}.json", self.run.directory
-        lines = self._judged(cell) if cell.claims == "lossless" else []
-        due = {line.item for line in lines}
-        if not due or (files.has(name) and files.read(name, RescoringRecord).items.keys() >= due):
+        lines = answers_due(self.run, self.plan, cell)
+        if not lines:
             return
+        record, unjudged = None, RescoringRecord(epsilon=None, items={}, why=f"{INTERRUPTED}; `--resume` goes on")
         try:
             self._refuse_late()
-            files.write_json(name, dump(self.rescored(cell, lines)))
+            record = self.rescored(cell, lines)
         except Exception as error:  # any fault of the model's code or files; it costs the grade, not the run
             kind = "" if isinstance(error, UserError | TimeoutError) else f"{type(error).__name__}: "
-            why = f"{kind}{first_line(error).rstrip('.')}"
-            files.write_json(name, dump(RescoringRecord(epsilon=None, items={}, why=why)))
+            record = unjudged.changed(why=f"{kind}{first_line(error).rstrip('.')}")
             if not isinstance(error, TimeoutError):
-                self.note(f"{cell.cell} could not be re-scored: {why}")
-
-    def _judged(self, cell: Cell) -> list[GenerationLine]:
-        lines, plain = self._lines(cell), self._plain(cell)
-        if cell.lossless_reference is None:  # an arm of an engine is held to the judge itself
-            lines = self._enough(cell) if is_served(cell.engine) and cell.simulated is None else []
-        repeated = {(line.item, *line.token_ids) for line in plain}
-        forced = self.plan.suite(cell.suite).constrained(cell.engine) - {line.item for line in plain}
-        return [line for line in lines if line.item not in forced and (line.item, *line.token_ids) not in repeated]
+                self.note(f"{cell.cell} could not be re-scored: {record.why}")
+        finally:
+            self.run.directory.write_json(RECORD.format(cell.cell), dump(record or unjudged))
 
     def rescored(self, cell: Cell, lines: Sequence[GenerationLine]) -> RescoringRecord:
         """Return the shortfalls of answers, and ε: between two readings of the reference arm's answers.
 
-        By the judge at width 1 and the arm's own engine; of a serving engine by the judge in two number types.
+        By the judge and the arm's own engine at its width; of a serving engine by the judge in two number types.
         """
-        source, own, rounding = cell.checkpoints[cell.on], self.pool.dtype, None
-        if is_served(cell.engine):
-            model, engine = self.whole(source, own), SERVING_ENGINES[cell.engine]()
-            packed = model.packed or engine.other_weights(source) is not None
+        source, own, rounding, served = cell.checkpoints[cell.on], self.pool.dtype, None, is_served(cell.engine)
+        if served:
+            engine = SERVING_ENGINES[str(cell.engine)]()
+            packed = self.whole(source, own).packed or engine.other_weights(source) is not None
             rounding = COARSE if packed and own in EXACT_EPSILON else None
-            judge = plain = Reading(model)
-        else:
-            fed = [g.positions_fed // g.forwards for g in lines if g.forwards and g.positions_fed]
-            runner, width = self.pool.runner(cell.on, source, None), JUDGED_AT_ONCE
-            judge, plain = Reading(runner, width if own in EXACT_EPSILON else max([2, *fed])), Reading(runner, 1)
         epsilon, why = EXACT_EPSILON.get(rounding or own), None
-        if epsilon is None:
+        measured, prompts = self._measured(cell) if epsilon is None else ([], False)
+        model = self.whole(source, own) if served else self.pool.runner(cell.on, source, None)
+        judge = Reading(f"{source} in {own}", model, logits=epsilon is None)
+        if not served:  # the answers of all arms to an item together, since they begin alike
+            key = (cell.suite, source, False)
+            beside = [c for c in self.plan.cells if (c.suite, c.checkpoints[c.on], is_served(c.engine)) == key]
+            self._forced(cell, [line for c in beside for line in answers_due(self.run, self.plan, c)] + measured, judge)
+        if measured:
             try:
-                rounded = self.whole(source, rounding or "float32") if is_served(cell.engine) else None
-                other = judge._replace(model=rounded or self.pool.runner(cell.on, source, cell.engine))
-                both = self._reference_logits(cell, plain), self._reference_logits(cell, other)
-                epsilon = near_tie_epsilon([a - b for a, b in zip(*both, strict=True)], rounding or own)
-                if epsilon is not None and is_served(cell.engine):
+                if served:
+                    other = rounding or "float32"
+                    second = judge._replace(name=f"{source} in {other}", model=self.whole(source, other))
+                else:
+                    fed = [g.positions_fed // g.forwards for g in lines if g.forwards and g.positions_fed]
+                    width = max([NARROW, *fed])
+                    runner = self.pool.runner(cell.on, source, cell.engine)
+                    second = Reading(f"{source} in {own} by {cell.engine}", runner, width, logits=True)
+                both = (self._forced(cell, measured, reading, prompts=prompts) for reading in (judge, second))
+                emitted = [[logit for line in of for logit in line.logits] for of in both]
+                epsilon = near_tie_epsilon([a - b for a, b in zip(*emitted, strict=True)], rounding or own)
+                if epsilon is not None and served:
                     epsilon = max(epsilon, self._noise(cell, judge))
             except RuntimeError as error:  # a second model may have no memory
                 why = f"no ε: {first_line(error)}"
-        items = self._shortfalls(cell, lines, judge)
-        return RescoringRecord(epsilon=epsilon, items=items, why=why, rounding=rounding)
+        return RescoringRecord(epsilon=epsilon, items=self._shortfalls(cell, lines, judge), why=why, rounding=rounding)
 
     def whole(self, source: str, dtype: str) -> WholeTexts:
         """Return the judge of a serving engine's answers in a number type, loaded at the first call."""
@@ -145,40 +135,29 @@ class Rescoring:
 
     def _refuse_late(self) -> None:
         if time.monotonic() > self.deadline:
-            raise TimeoutError("the time budget is spent; `--resume` does it")
+            raise TimeoutError(f"{INTERRUPTED}: time budget; `--resume` goes on")
 
     def _shortfalls(self, cell: Cell, lines: Sequence[GenerationLine], judge: Reading) -> dict[str, dict[str, float]]:
-        """Return the shortfalls of each answer by item. An answer that the reference arm gave is rescored once."""
+        """Return the shortfalls of each answer by item."""
         held = self.plan.suite(cell.suite).constrained(cell.engine)
-        pairs = [(a, b) for a in lines for b in self._plain(cell) if a.item == b.item and a.item in held]
+        plain = plain_answers(self.run, self.plan, cell)
+        pairs = [(a, b) for a in lines if a.item in held for b in plain if a.item == b.item]
         forced: dict[str, dict[str, float]] = {a.item: {} for a, _ in pairs}
         forced |= {item: {str(place): gap} for item, place, gap in self._gaps(cell, pairs, judge) if gap}
-        lines = [line for line in lines if line.item not in held]
-        given = {(line.item, tuple(line.token_ids)) for c in self._references(cell) for line in self._lines(c)}
-        among = judge.model, cell.suite, cell.lossless_reference
-        keys = [(*among, line.item, tuple(line.token_ids)) for line in lines]
-        found = [self._repeated.get(key) for key in keys]
-        due = [i for i, short in enumerate(found) if short is None]
-        for n, emitted, largest in self._forced(cell, [lines[i] for i in due], judge):
-            found[due[n]] = short = shortfalls(emitted, largest)
-            if keys[due[n]][-2:] in given:
-                self._repeated[keys[due[n]]] = short
-        return forced | {line.item: short or {} for line, short in zip(lines, found, strict=True)}
+        free = [line for line in lines if line.item not in held]
+        read = self._forced(cell, free, judge)
+        return forced | {line.item: of.short for line, of in zip(free, read, strict=True)}
 
-    def _reference_logits(self, cell: Cell, reading: Reading) -> list[float]:
-        """Return the logits of tokens that the cell's reference arm emitted, as many as ε needs.
+    def _measured(self, cell: Cell) -> tuple[list[GenerationLine], bool]:
+        """Return the answers by whose tokens ε is measured, and whether tokens of their prompts count, too.
 
-        Of its answers at the batch size with most of them. An arm without a reference arm is its own. Where whole texts
-        are read and the answers have too few tokens, those of their prompts count, too.
+        Those of the cell's reference arm, at the batch size with most of them; an arm without one is its own. Prompts
+        count for a serving engine if the answers have too few tokens. None if ε needs more tokens.
         """
-        most = max(self._references(cell) or [cell], key=lambda c: len(self._lines(c)))
-        key = (cell.suite, most.arm, reading)
-        if key not in self._logits:
-            few = sum(len(line.token_ids) for line in self._lines(most)) < EPSILON_POSITIONS_NEEDED
-            whole = few and isinstance(reading.model, WholeTexts)
-            forced = self._forced(most, self._enough(most, prompts=whole), reading, prompts=whole)
-            self._logits[key] = [logit for _, emitted, _ in forced for logit in emitted.tolist()]
-        return self._logits[key]
+        most = max((self._lines(c) for c in references(self.plan, cell) or [cell]), key=len)
+        few = sum(len(line.token_ids) for line in most) < EPSILON_POSITIONS_NEEDED
+        prompts = few and is_served(cell.engine)
+        return ([] if few and not prompts else enough(most, prompts=prompts)), prompts
 
     def _noise(self, cell: Cell, judge: Reading) -> float:
         """Return the noise of a serving engine: how far the judge holds apart two tokens of its plain decoding.
@@ -202,132 +181,62 @@ class Rescoring:
         found = [(a, b, first_difference(a.token_ids, b.token_ids)) for a, b in pairs if a.prompt_ids == b.prompt_ids]
         found = [(a, b, place) for a, b, place in found if place < min(len(a.token_ids), len(b.token_ids))]
         cut = [line.changed(token_ids=line.token_ids[: place + 1]) for a, b, place in found for line in (a, b)]
-        last = {n: (float(own[-1]), float(most[-1])) for n, own, most in self._forced(cell, cut, judge)}
-        held = self.plan.suite(cell.suite).constrained(cell.engine)
-        for n, (a, _, place) in enumerate(found):
-            (own, most), (other, _) = last[2 * n], last[2 * n + 1]
-            yield a.item, place, round(abs(own - other) if a.item in held else most - min(own, other), 9)
-
-    def _plain(self, cell: Cell) -> list[GenerationLine]:
-        """Return the answers of plain decoding in a cell's serving engine, at its batch size."""
-        there = [c for c in self._references(cell) if is_served(c.engine) and c.engine == cell.engine]
-        return [line for c in there if c.batch_size == cell.batch_size for line in self._lines(c)]
-
-    def _references(self, cell: Cell) -> list[Cell]:
-        return [c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.lossless_reference)]
+        read, held = self._forced(cell, cut, judge), self.plan.suite(cell.suite).constrained(cell.engine)
+        for (a, _, place), one, two in zip(found, read[::2], read[1::2], strict=True):
+            short = [line.short.get(str(place), 0.0) for line in (one, two)]
+            yield a.item, place, round(max(short) - min(short) if a.item in held else max(short), 9)
 
     def _lines(self, cell: Cell) -> list[GenerationLine]:
         return self.run.answers[cell.cell]
 
-    def _enough(self, cell: Cell, *, prompts: bool = False) -> list[GenerationLine]:
-        """Return the first answers of a cell that have as many tokens as ε needs; all, if they have fewer.
-
-        `prompts`: with those of their prompts, but for the first.
-        """
-        sizes = (len(line.token_ids) + prompts * (line.prompt_tokens - 1) for line in self._lines(cell))
-        before = itertools.accumulate(sizes, initial=0)
-        return [line for n, line in zip(before, self._lines(cell), strict=False) if n < EPSILON_POSITIONS_NEEDED]
-
     def _forced(
         self, cell: Cell, lines: Sequence[GenerationLine], reading: Reading, *, prompts: bool = False
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield the number of each generation line, and the `forced_logits` of its answer.
+    ) -> list[ReadingLine]:
+        """Return how each answer was read, in order; read and store those that were not, within the time budget.
 
-        Within the time budget; shows which one is read. `prompts`: of its prompt, too, but for the first token.
+        `prompts`: with its prompt, but for the first token.
         """
-        model, place = reading.model, f"{self.plan.cells.index(cell) + 1}/{len(self.plan.cells)}"
-        suite = self.plan.suite(cell.suite)
+        suite, files = self.plan.suite(cell.suite), self.run.directory
+        if not self._read:
+            self._read.update((line.key, line) for line in files.read_lines(READINGS, ReadingLine))
         number = {item.item: i for i, item in enumerate(suite.items)}
-        answers = [
-            Answer(line.prompt_ids or suite.prompt(i), line.token_ids, self.plan.item_seed(i), self.pool.temperature)
-            for line in lines
-            for i in [number[line.item]]
-        ]
-        if prompts:
-            answers = [of._replace(prompt=of.prompt[:1], tokens=[*of.prompt[1:], *of.tokens]) for of in answers]
-        groups = [[i] for i in range(len(lines))]
-        if isinstance(model, WholeTexts):
-            groups = model.groups([len(of.prompt) for of in answers], [len(of.tokens) for of in answers])
-        done = 0
+        keys, due = list[str](), dict[str, tuple[int, Answer]]()
+        for line in lines:
+            i = number[line.item]
+            prompt, tokens = line.prompt_ids or suite.prompt(i), line.token_ids
+            if prompts:
+                prompt, tokens = prompt[:1], [*prompt[1:], *tokens]
+            answer = Answer(prompt, tokens, self.plan.item_seed(i), self.pool.temperature)
+            text = json.dumps([type(reading.model).__name__, reading.name, reading.width, reading.logits, *answer])
+            keys.append(hashlib.sha256(text.encode()).hexdigest())
+            if keys[-1] not in self._read:
+                due[keys[-1]] = i, answer
+        answers = sorted(due.items(), key=lambda one: one[1][0])
+        groups = reading.groups([answer for _, (_, answer) in answers])
+        began_at, done, left = time.monotonic(), 0, ""
         for group in groups:
             self._refuse_late()
+            self.show(f"re-scoring: answer {done + len(group)}/{len(answers)}{left}")
+            found = reading.forced_logits([answers[i][1][1] for i in group])
+            read = [
+                ReadingLine(
+                    key=answers[i][0],
+                    item=suite.items[answers[i][1][0]].item,
+                    logits=own.tolist() if reading.logits else [],
+                    short=shortfalls(own, most),
+                )
+                for i, (own, most) in zip(group, found, strict=True)
+            ]
+            files.append(READINGS, map(dump, read))
+            self._read.update((line.key, line) for line in read)
             done += len(group)
-            self.show(f"re-scoring: cell {place} {cell.cell}, answer {done}/{len(lines)}")
-            if isinstance(model, WholeTexts):
-                found = forced_together(model, [answers[i] for i in group])
-            else:
-                found = [forced_logits(model, answers[i], reading.width) for i in group]
-            yield from ((i, *of) for i, of in zip(group, found, strict=True))
+            left = f", {duration((time.monotonic() - began_at) / done * (len(answers) - done))} left"
+        return [self._read[key] for key in keys]
 
 
 def shortfalls(emitted: Tensor, largest: Tensor) -> dict[str, float]:
     """Return, for each token that is not the argmax: its index -> the largest logit minus its own."""
     return {str(i): round(value, 9) for i, value in enumerate((largest - emitted).tolist()) if value > 0}
-
-
-@torch.inference_mode()
-def forced_logits(runner: ModelRunner, answer: Answer, width: int) -> tuple[Tensor, Tensor]:
-    """Return the logit of each token of an answer and the largest logit at its position, `(tokens,)` each.
-
-    The runner feeds `width` positions at a time. For sampled tokens the logits include the sampling noise of their
-    seed.
-    """
-    own, largest = [], []
-    for begin, logits in judged_logits(runner, answer, width):
-        if not sampling.numbers(logits).all():
-            raise NotNumbersError("the judge's logits", runner.model.dtype)
-        noisy = with_noise(logits, answer, begin)
-        emitted = torch.tensor(answer.tokens[begin : begin + len(logits)], device=runner.device)[:, None]
-        own.append(noisy.gather(1, emitted)[:, 0])
-        largest.append(noisy.amax(1))
-    return torch.cat(own), torch.cat(largest)
-
-
-@torch.inference_mode()
-def forced_together(model: WholeTexts, answers: Sequence[Answer]) -> list[tuple[Tensor, Tensor]]:
-    """Return the `forced_logits` of several answers, by one forward over their whole texts."""
-    logits = model.logits([[*of.prompt, *of.tokens] for of in answers], [len(of.tokens) for of in answers])
-    noisy = [with_noise(of, answer, 0) for of, answer in zip(logits, answers, strict=True)]
-    emitted = [torch.tensor(of.tokens, dtype=torch.long, device=model.device)[:, None] for of in answers]
-    return [(of.gather(1, ids)[:, 0], of.amax(1)) for of, ids in zip(noisy, emitted, strict=True)]
-
-
-def judged_logits(
-    runner: ModelRunner, answer: Answer, width: int, first: int = 0, cached: int = 0, room: int = 0
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield the logits that judge the tokens of an answer from `first` on: a token's index, logits `(n, V)` from it on.
-
-    The runner feeds `width` positions at a time. `cached`: leading positions that its cache holds from an earlier call,
-    whose answer began alike; with 0 the cache is made anew, for `room` positions at least.
-    """
-    prompt, tokens, device = answer.prompt, answer.tokens, runner.device
-    ids = torch.tensor([[*prompt, *tokens[:-1]]], device=device)
-    if not cached:
-        runner.reserve(1, max(ids.shape[1], room))
-    base = torch.tensor([ids.shape[1]], device=device)
-    slots = torch.arange(cached, ids.shape[1], device=device)[None]
-    before, behind = slots.tensor_split((len(prompt) + first - 1 - cached,), 1)
-
-    def forward(chunk: Tensor, judged: int) -> Tensor:
-        metadata = AttentionMetadata(chunk, chunk, base, view=int(chunk[0, -1]) + 1)
-        logits = runner.forward(ids.gather(1, chunk), metadata, judged).logits[0]
-        return logits if logits.dtype == torch.float64 else logits.float()
-
-    for chunk in before.split(JUDGED_AT_ONCE, 1) if before.shape[1] else ():
-        forward(chunk, judged=1)
-    for chunk in behind.split(width, 1):
-        yield first, forward(chunk, judged=chunk.shape[1])
-        first += chunk.shape[1]
-
-
-def with_noise(logits: Tensor, answer: Answer, first: int) -> Tensor:
-    """Return logits `(n, V)` that tokens from `first` on were chosen by: with the sampling noise, if any."""
-    if not answer.temperature:
-        return logits
-    positions = len(answer.prompt) + first + torch.arange(len(logits), device=logits.device)[None]
-    seed = torch.tensor([answer.seed], device=logits.device)
-    noisy = answer.temperature * sampling.sampled(logits[None], answer.temperature, seed, positions)[0]
-    return noisy if logits.dtype == torch.float64 else noisy.float()
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:

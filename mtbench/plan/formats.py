@@ -338,6 +338,15 @@ class RescoringRecord(Record):
     )
 
 
+class ReadingLine(Record):
+    """A line of lossless/readings.jsonl: an answer that a model read again, teacher-forced."""
+
+    key: str = Field(description="SHA-256 of who read it and how, its prompt, its tokens and how they were sampled")
+    item: str = Field(description="name of the item")
+    short: dict[str, StoredQuantity] = Field(description="shortfalls, as in lossless/<cell>.json")
+    logits: list[float] = Field(description="logit of each token; empty: epsilon is a constant")
+
+
 class CacheCheck(Record):
     """A prompt that was asked with a prefix cache, and twice without: three answers in this order."""
 

@@ -17,8 +17,8 @@ from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.experiments.audit.sides import Side
 from mtbench.lineup.planner import make_plan
-from mtbench.measure.lossless_check import Answer, judged_logits
 from mtbench.measure.model_pool import ModelPool
+from mtbench.measure.reading import Answer, judged_logits
 from mtbench.models.families import family
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.directory import RunDirectory
@@ -98,12 +98,10 @@ def decoded(
     begun: Sequence[int] = (),
 ) -> list[int]:
     """Return the tokens of greedy or other choices, up to an end token."""
-    tokens, cached = list(begun), 0
+    tokens = list(begun)
     while len(tokens) < limit and not (tokens and tokens[-1] in runner.checkpoint.end_ids):
-        answer = Answer(prompt, [*tokens, 0])
-        [(_, logits)] = judged_logits(runner, answer, 256, len(tokens), cached, len(prompt) + limit)
+        [(_, _, logits)] = judged_logits(runner, [Answer([*prompt, *tokens], [0])])
         tokens.append(choose(logits[0], tokens))
-        cached = len(prompt) + len(tokens) - 1
     return tokens
 
 

@@ -1,7 +1,7 @@
 """Who judges an arm's tokens, and in which words: an engine that computes something else does not excuse itself."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,12 +22,15 @@ from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import NotNumbersError
 from mtbench.kernels import Norm
-from mtbench.measure import grades, lossless_check, peak_memory
+from mtbench.measure import grades, judging_time, lossless_check, peak_memory
+from mtbench.measure.judging_time import answers_due
 from mtbench.measure.model_pool import ModelPool
+from mtbench.measure.reading import Answer, Reading, with_noise
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
+from mtbench.models.whole_texts import FED_AT_ONCE
 from mtbench.plan.directory import RunDirectory
-from mtbench.plan.formats import GenerationLine, RescoringRecord
+from mtbench.plan.formats import GenerationLine, ReadingLine, RescoringRecord
 from mtbench.plan.plan import Cell, Plan, RunRequest
 from mtbench.records import dump
 
@@ -106,23 +109,24 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In half precision: between the judge at width 1 and the arm's engine at its width, on the answers of the arm that
-    it is held to. The judge's engine is the eager one; an outside engine is measured by it.
+    """In half precision: between the judge over whole texts and the arm's engine at its width, on the answers of the
+    arm that it is held to. The judge's engine is the eager one; an outside engine is measured by it. Each answer is
+    read once, those of all arms together.
     """
-    for module in (lossless_check, statistics):
+    for module in (judging_time, lossless_check, statistics):
         monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", len(PROMPTS) * BUDGET)
     monkeypatch.setattr(statistics, "EPSILON_CAP", torch.inf)
     monkeypatch.setitem(ENGINES, "graph", Louder)
     pool = ModelPool(RunRequest(device="cpu", dtype="float64", offline=True))
     pool.checkpoints["model"], pool.dtype = checkpoint, "bfloat16"
-    fed: list[tuple[ModelRunner, int]] = []
-    forced = lossless_check.forced_logits
+    fed: list[tuple[object, int, int]] = []
+    forced = Reading.forced_logits
 
-    def listen(runner: ModelRunner, *args: Any) -> Any:
-        fed.append((runner, args[-1]))
-        return forced(runner, *args)
+    def listen(reading: Reading, answers: Sequence[Answer]) -> Any:
+        fed.append((reading.model, reading.width, len(answers)))
+        return forced(reading, answers)
 
-    monkeypatch.setattr(lossless_check, "forced_logits", listen)
+    monkeypatch.setattr(Reading, "forced_logits", listen)
     cells = [
         SimpleNamespace(
             cell=name,
@@ -138,7 +142,7 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     ]
     run = RunDirectory.create(tmp_path / "run")
     counts = (
-        {"positions_fed": 5 * BUDGET, "forwards": BUDGET} if engine else dict.fromkeys(("positions_fed", "forwards"))
+        {"positions_fed": 9 * BUDGET, "forwards": BUDGET} if engine else dict.fromkeys(("positions_fed", "forwards"))
     )
     lines = [
         generation_line(item=str(i), prompt_ids=p, prompt_tokens=len(p), token_ids=t, **counts)
@@ -154,20 +158,25 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     rescoring.check(cast("Cell", cells[2]))
 
     found = stored_json(run, "lossless/c.json")
-    judge, own, width = ModelRunner(checkpoint), pool.runner("ar", "model", engine), 5 if engine else 2
-    logits = np.concatenate([forced(judge, lossless_check.Answer(*answer), 1)[0].detach() for answer in answers])
+    judge, own, width = (
+        ModelRunner(checkpoint),
+        pool.runner("ar", "model", engine),
+        9 if engine else lossless_check.NARROW,
+    )
+    read = forced(Reading("judge", judge, 1), [Answer(*answer) for answer in answers])
+    logits = np.concatenate([emitted for emitted, _ in read])
     assert found["epsilon"] == pytest.approx(np.quantile(percent / 100 * np.abs(logits), 0.999), rel=1e-4, abs=1e-5)
     assert found["items"] == {"0": {}, "1": {}, "2": {}}
     plain = pool.runner("ar", "model", "eager")
     assert plain.decoder is None
-    assert fed == [(plain, 1)] * 3 + [(own, width)] * 3 + [(plain, width)] * 3
+    assert fed == [(plain, FED_AT_ONCE, 4), (own, width, 3)]
 
     fed.clear()
-    rescoring.check(cast("Cell", cells[3]))  # the reference arm's answers are known by now
+    rescoring.check(cast("Cell", cells[3]))
     last = stored_json(run, "lossless/d.json")
     assert last["epsilon"] == found["epsilon"]
     assert [len(last["items"][item]) for item in "012"] == [0, 0, 1]
-    assert fed == [(plain, width)]  # the answer that is not among them
+    assert fed == []
 
 
 def test_what_a_schema_forces_is_judged_between_the_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,18 +193,19 @@ def test_what_a_schema_forces_is_judged_between_the_two_tokens(monkeypatch: pyte
     noisy = [plain[0].changed(token_ids=[4, 6, 6])]
     suite = SimpleNamespace(constrained=lambda engine: {"forced", "shorter"} if engine == "vllm" else set())
     plan = cast("Plan", SimpleNamespace(cells=cells, suite=lambda _: suite))
-    opened = cast("Any", SimpleNamespace(answers={"plain": plain, "c": other, "plain.b1": noisy}))
+    unread = SimpleNamespace(has=lambda _: False)
+    opened = cast("Any", SimpleNamespace(directory=unread, answers={"plain": plain, "c": other, "plain.b1": noisy}))
     rescoring = lossless_check.Rescoring(opened, plan, cast("Any", None), pytest.fail)
 
-    def forced(_: object, cell: Cell, lines: list[GenerationLine], *args: Any) -> Iterator[tuple[int, Any, Any]]:
-        for n, line in reversed([*enumerate(lines)]):
-            yield n, torch.tensor(line.token_ids).float() / 2, torch.full((len(line.token_ids),), 9.0)
+    def forced(_: object, cell: Cell, lines: list[GenerationLine], *args: Any) -> list[ReadingLine]:
+        short = [{str(i): 9 - token / 2 for i, token in enumerate(line.token_ids)} for line in lines]
+        return [ReadingLine(key="", item="", short=of, logits=[]) for of in short]
 
     monkeypatch.setattr(lossless_check.Rescoring, "_forced", forced)
-    judged = rescoring._judged(cast("Cell", cells[1]))
+    judged = answers_due(opened, plan, cast("Cell", cells[1]))
     assert [line.item for line in judged] == ["forced", "free", "shorter"]
-    assert [line.item for line in rescoring._judged(cast("Cell", cells[0]))] == ["free", "same"]
-    reading = lossless_check.Reading(cast("Any", None))
+    assert [line.item for line in answers_due(opened, plan, cast("Cell", cells[0]))] == ["free", "same"]
+    reading = Reading("", cast("Any", None))
     found = rescoring._shortfalls(cast("Cell", cells[1]), judged, reading)
     assert found == {"forced": {"1": 1.0}, "free": {"0": 7.0, "1": 5.5, "2": 5.0}, "shorter": {}}
     assert rescoring._noise(cast("Cell", cells[1]), reading) == 0.5
@@ -255,10 +265,11 @@ def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> 
             METHODS["ar"](), ModelRunners("ar", {"ar": runner}), PROMPTS, BUDGET, temperature=temperature, seeds=seeds
         )[0]
         for prompt, generation, seed in zip(PROMPTS, said, seeds, strict=True):
-            own = lossless_check.Answer(prompt, generation.token_ids, seed, temperature)
-            assert lossless_check.shortfalls(*lossless_check.forced_logits(runner, own, 4)) == {}
-        emitted, largest = lossless_check.forced_logits(runner, own._replace(seed=99), 4)
-        greedy = lossless_check.forced_logits(runner, own._replace(temperature=0.0), 4)[1]
+            own = Answer(prompt, generation.token_ids, seed, temperature)
+            for width in (FED_AT_ONCE, 4):
+                assert lossless_check.shortfalls(*Reading("", runner, width).forced_logits([own])[0]) == {}
+        others = own._replace(seed=99), own._replace(temperature=0.0)
+        (emitted, largest), (_, greedy) = Reading("", runner).forced_logits(others)
         assert (largest - greedy).abs().max() < 20 * temperature  # logits, and noise of the size of the temperature
         assert temperature < 1 or (largest > emitted).any()
 
@@ -275,14 +286,14 @@ def test_a_judge_without_numbers_says_so(checkpoint: Checkpoint) -> None:
     """It does not find every token right."""
     head, token = checkpoint.model.get_output_embeddings(), torch.tensor(3)
     head.register_forward_hook(lambda *of: of[2].index_fill(-1, token, math.nan))
-    answer = lossless_check.Answer([1, 2], [5, 6, 7], 0)
+    answer = Answer([1, 2], [5, 6, 7], 0)
     with pytest.raises(NotNumbersError, match=r"the judge's logits are not numbers \(NaN or \+inf\) in float64"):
-        lossless_check.forced_logits(ModelRunner(checkpoint), answer, 4)
+        Reading("", ModelRunner(checkpoint)).forced_logits([answer])
 
 
 @torch.inference_mode()
 def test_tokens_at_a_temperature_near_zero_are_judged_by_numbers() -> None:
     """Logits over the temperature exceed a float32; the shortfalls are those of greedy tokens."""
-    logits, answer = torch.randn(3, 40), lossless_check.Answer([1, 2], [5, 6, 7], 3, 1e-200)
-    noisy = lossless_check.with_noise(logits, answer, 0)
+    logits, answer = torch.randn(3, 40), Answer([1, 2], [5, 6, 7], 3, 1e-200)
+    noisy = with_noise(logits, answer, 0)
     torch.testing.assert_close(noisy, logits)

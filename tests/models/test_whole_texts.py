@@ -9,7 +9,7 @@ import transformers
 from small import save_small, small_tokenizer
 
 from mtbench.errors import UserError
-from mtbench.measure.lossless_check import Answer, forced_logits
+from mtbench.measure.reading import Answer, Reading
 from mtbench.models import whole_texts
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
@@ -87,8 +87,7 @@ def test_it_judges_as_the_modules_over_a_cache_do(tmp_path: Path) -> None:
     [logits] = read.logits([[3, 4, 5, 6, 7]], [3])
     assert logits.isfinite().all()
     answer = Answer([3, 4], [5, 6, 7])
-    with torch.inference_mode():
-        emitted, _ = forced_logits(ModelRunner(load(str(tmp_path))), answer, 256)
+    [(emitted, _)] = Reading("", ModelRunner(load(str(tmp_path)))).forced_logits([answer])
     torch.testing.assert_close(logits.gather(1, torch.tensor([[5], [6], [7]]))[:, 0], emitted)
 
 

@@ -2,38 +2,36 @@
 
 The logits are those of transformers' modules (mtbench/measure/lossless_check.py). A side is judged on its own tokens,
 from the first difference on, `TAIL` tokens far: so a side that goes wrong later is found, too. No text is fed twice:
-the two answers share prompt and tokens up to the first difference, and answers to prompts that begin alike, such as
-those with examples, share that beginning.
+the two answers share prompt and tokens up to the first difference.
 """
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from mtbench.errors import NotNumbersError, UserError
+from mtbench.errors import UserError
 from mtbench.experiments.audit.format import NOT_JUDGED, JudgedLine, NoiseLine, SideJudged
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair, Side, SideAnswer
-from mtbench.measure.lossless_check import COARSE, JUDGED_AT_ONCE, Answer, first_difference, judged_logits, with_noise
+from mtbench.measure.lossless_check import COARSE, first_difference
 from mtbench.measure.model_pool import ModelPool, use_threads
+from mtbench.measure.reading import Answer, judged_logits, with_noise
 from mtbench.models.families import locate
 from mtbench.models.loading import Inspected, inspect
 from mtbench.models.runner import ModelRunner
 from mtbench.models.whole_texts import WholeTexts
 from mtbench.plan.request import RunRequest
-from mtbench.sampling import numbers
 from mtbench.statistics import EXACT_EPSILON
 
 TAIL = 64  # tokens of each side that are judged
-WIDTHS = JUDGED_AT_ONCE, 16  # positions of one forward, where noise is measured
+WIDTHS = 256, 16  # positions of one forward, where noise is measured
 UNSURE = 1.0  # distance of the two best logits below which a place is unsure
 PLACES = 256  # unsure places at which noise is measured: the standard error of its spread is about 5 %
-ROOM = 512  # slots by which a cache grows
 
 
 def coarse(side: Side) -> str | None:
@@ -49,14 +47,14 @@ class Judge:
 
     source: str
     request: AuditRequest
-    _readers: "dict[str, Reader]" = field(default_factory=dict)
+    _readers: dict[str, ModelRunner | WholeTexts] = field(default_factory=dict)
 
     @cached_property
     def checkpoint(self) -> Inspected:
         """The model's tokenizer and end tokens."""
         return inspect(locate(self.source), offline=self.request.offline)
 
-    def _reader(self, dtype: str | None = None) -> "Reader":
+    def _reader(self, dtype: str | None = None) -> ModelRunner | WholeTexts:
         """Return the reader of the model in a number type, loaded at the first call.
 
         A model that mtbench's loop cannot decode reads whole texts.
@@ -67,11 +65,10 @@ class Judge:
         if request.dtype not in self._readers:
             pool = ModelPool(request)
             try:
-                runner: ModelRunner | WholeTexts = pool.runner("judge", self.source, None)
+                self._readers[request.dtype] = pool.runner("judge", self.source, None)
             except UserError:
-                runner = WholeTexts(self.source, pool.dtype, pool.device, offline=pool.offline)
+                self._readers[request.dtype] = WholeTexts(self.source, pool.dtype, pool.device, offline=pool.offline)
             use_threads(pool, [self.source])
-            self._readers[request.dtype] = Reader(runner)
         return self._readers[request.dtype]
 
     @torch.inference_mode()
@@ -79,28 +76,32 @@ class Judge:
         """Return the first difference of the two answers to an item. `number`: of the pair."""
         a, b = pair.a.answers[item], pair.b.answers[item]
         first = first_difference(a.tokens, b.tokens)
-        side_a, side_b = (self._side(answer_of(*of, first), first) for of in ((pair.a, a), (pair.b, b)))
+        answers = [answer_of(*of, first) for of in ((pair.a, a), (pair.b, b))]
+        found: list[list[Tensor]] = [[], []]
+        for n, _, logits in judged_logits(self._reader(), answers):
+            found[n].append(logits)
+        side_a, side_b = (self._side(answer, first, parts) for answer, parts in zip(answers, found, strict=True))
         return JudgedLine(pair=number, item=item, first=first, side_a=side_a, side_b=side_b)
 
-    def _side(self, answer: Answer, first: int) -> SideJudged:
-        """Return the judge's figures of a side's tokens from `first` on.
+    def _side(self, answer: Answer, first: int, parts: Sequence[Tensor]) -> SideJudged:
+        """Return the judge's figures of a side's tokens from `first` on, by the logits of these.
 
         Their shortfalls without end tokens are computed only if one of them is not the judge's choice.
         """
-        if len(answer.tokens) <= first:
+        if not parts:
             return NOT_JUDGED
-        logits = self._reader().logits(answer, first)
-        emitted = torch.tensor(answer.tokens[first:], device=logits.device)[:, None]
-        short = shortfalls(with_noise(logits, answer, first), emitted)
+        logits = torch.cat([*parts])
+        emitted = torch.tensor(answer.tokens, device=logits.device)[:, None]
+        short = shortfalls(with_noise(logits, answer, 0), emitted)
         hot = logits.double() / (answer.temperature or 1.0)
         log_p = hot.gather(1, emitted)[:, 0] - hot.logsumexp(1)
         endless = None
         if float(short.max()) > EXACT_EPSILON["float32"]:
             ends = torch.tensor(self.checkpoint.end_ids, device=logits.device)
             without = logits.index_fill(-1, ends, float("-inf"))
-            endless = _finite(shortfalls(with_noise(without, answer, first), emitted).max())
+            endless = _finite(shortfalls(with_noise(without, answer, 0), emitted).max())
         return SideJudged(
-            text=self.checkpoint.tokenizer.decode(answer.tokens[first : first + 1]),
+            text=self.checkpoint.tokenizer.decode(answer.tokens[:1]),
             probabilities=[round(p, 9) for p in log_p.exp().clamp(max=1).tolist()],
             short={str(first + i): round(s, 9) for i, s in enumerate(map(_finite, short)) if s > 0},
             endless=endless,
@@ -117,7 +118,8 @@ class Judge:
         for width, answer in zip(itertools.cycle(WIDTHS), answers):
             ids = [*answer.prompt, *answer.tokens]
             text = Answer(ids[:1], ids[1:])
-            exact, rounded = self._reader().logits(text, 0), self._reader(dtype).logits(text, 0, width)
+            read = (judged_logits(self._reader(of), [text], n) for of, n in ((None, WIDTHS[0]), (dtype, width)))
+            exact, rounded = (torch.cat([logits for _, _, logits in parts]) for parts in read)
             best, two = exact.topk(2)
             apart, there = best[:, 0] - best[:, 1], rounded.gather(1, two)
             change = (apart - (there[:, 0] - there[:, 1])).double().square()
@@ -130,33 +132,10 @@ class Judge:
 
 
 def answer_of(side: Side, answer: SideAnswer, first: int) -> Answer:
-    """Return the judged part of an answer: its tokens up to `TAIL` behind the first difference."""
+    """Return the judged part of an answer: `TAIL` tokens from the first difference on; those before are its prompt."""
     assert answer.prompt is not None, "an answer without its prompt is not judged"
-    return Answer(answer.prompt, answer.tokens[: first + TAIL], answer.seed, side.temperature)
-
-
-class Reader:
-    """Feeds texts to a runner, one after the other, each without the prefix that it shares with the text before."""
-
-    def __init__(self, runner: ModelRunner | WholeTexts) -> None:
-        self._runner = runner
-        self._cached: list[int] = []
-        self._room = 0
-
-    def logits(self, answer: Answer, first: int, width: int = JUDGED_AT_ONCE) -> Tensor:
-        """Return the logits (n, V) of an answer's n tokens from `first` on."""
-        ids = [*answer.prompt, *answer.tokens[:-1]]
-        if isinstance(self._runner, WholeTexts):
-            return self._runner.logits([[*answer.prompt, *answer.tokens]], [len(answer.tokens) - first])[0]
-        shared = min(first_difference(self._cached, ids), len(answer.prompt) + first - 1)
-        if len(ids) > self._room:
-            shared, self._room = 0, -(-len(ids) // ROOM) * ROOM
-        parts = judged_logits(self._runner, answer, width, first, shared, self._room)
-        found = torch.cat([logits for _, logits in parts])
-        if not numbers(found).all():
-            raise NotNumbersError("the judge's logits", self._runner.model.dtype)
-        self._cached = ids
-        return found
+    before = [*answer.prompt, *answer.tokens[:first]]
+    return Answer(before, answer.tokens[first : first + TAIL], answer.seed, side.temperature)
 
 
 def shortfalls(logits: Tensor, emitted: Tensor) -> Tensor:
