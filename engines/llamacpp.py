@@ -186,7 +186,6 @@ class LlamaCpp(ServingEngine):
     overridable = ("--threads", "--threads-batch", "--flash-attn", *CACHE_TYPES)
     same_output = ("threads", "threads-batch", "batch-size", "ubatch-size")
     start_s = 3.0
-    busy = "threads=1"  # its threads spin while they wait for each other: 0 to 4 tokens/s of 18 beside one program
     fields: ClassVar[Mapping[str, Any]] = {"cache_prompt": False}
     choices = (f"native:drafts={'|'.join(OWN)}",)
     methods: ClassVar[Table] = {

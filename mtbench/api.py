@@ -21,6 +21,7 @@ from mtbench.errors import UserError, unknown
 from mtbench.experiments import experiment as frame
 from mtbench.experiments.experiment import Job
 from mtbench.experiments.registry import experiment_of, records_of
+from mtbench.hardware.machine import choose_waiting
 from mtbench.options.fields import argument_of, as_words, fields_of, read_options
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import GenerationLine, Readings, Scores, StoredReading
@@ -159,6 +160,7 @@ def read(directory: str | Path) -> Results:
 
 def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[Job[Any, Any], Any]:
     """Carry out an experiment; return its job and findings."""
+    choose_waiting()
     request, session = records_of(name)
     options, of_call = _sorted_out(name, given, request, session)
     this_call = read_options(of_call, session, f"mtbench {name} --help")

@@ -3,6 +3,8 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run side by side
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("MTBENCH_LOAD_OF_OTHERS", "")  # so that no command looks at it
 
 import gc
 import json
@@ -21,7 +23,6 @@ from transformers import PretrainedConfig
 from whole import forget_plugin_files, whole_run
 
 from mtbench.hardware import machine
-from mtbench.measure import executor
 from mtbench.models.runner import ModelRunner
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import RunRequest
@@ -89,7 +90,6 @@ def loaded_machine() -> Iterator[None]:
         patch.setattr(flags, "PROCESSOR_SHARE", 0.0)
         patch.setattr(machine, "COMPUTING_SHARE", 0.0)
         patch.setattr(machine, "THROTTLED_SHARE", float("inf"))
-        patch.setattr(executor, "_say_if_busy", lambda *_: None)
         patch.setattr(samples, "FAR_OFF", float("inf"))
         patch.setattr(samples, "STRETCHED", float("inf"))
         yield

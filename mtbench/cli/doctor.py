@@ -15,6 +15,7 @@ from mtbench.cli.parameters import command
 from mtbench.cli.session import beside_json, err
 from mtbench.document.formatting import listed
 from mtbench.errors import FAILED
+from mtbench.hardware import machine
 from mtbench.options import common
 from mtbench.options.common import COMPARED
 from mtbench.options.fields import option
@@ -45,8 +46,8 @@ def doctor(
     figures measured here cannot be trusted; the exit code is 1. –: not measured here. It takes less than a minute, and
     for a checkpoint of yours the time to load it. Each finding is printed when it is found.
     """
+    machine.choose_waiting()
     from mtbench.doctor.checks import SIGNS, Checked, Diagnosis, Subject, all_checks
-    from mtbench.hardware import machine
     from mtbench.models.auto import resolve_device
     from mtbench.records import cleaned, dump
     from mtbench.report.progress import ChangingLine

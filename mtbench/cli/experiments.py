@@ -16,6 +16,7 @@ from mtbench.cli.parameters import given, load_plugins, parameters, record_of, w
 from mtbench.cli.session import beside_json, err, importing, say, warn, write_json
 from mtbench.experiments.registry import KINDS, experiment_of, records_of
 from mtbench.files import refuse_existing
+from mtbench.hardware.machine import choose_waiting
 
 
 def command(name: str) -> typer.Typer:
@@ -37,6 +38,7 @@ def carry_out(name: str, ctx: typer.Context) -> None:
     """Run the command, print the findings, and end with the path of its page."""
     request_kind, session_kind = records_of(name)
     given_options, session = given(ctx, request_kind), record_of(ctx, session_kind)
+    choose_waiting(Path(session.out) if session.out is not None and session.resume else None)
     files = load_plugins(session.plugin)
     session = session.changed(plugin=files) if files else session
     with importing():

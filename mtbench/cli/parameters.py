@@ -13,6 +13,7 @@ from pydantic import ConfigDict, create_model
 from pydantic.fields import FieldInfo
 
 from mtbench import plugins
+from mtbench.hardware.machine import choose_waiting
 from mtbench.options import fields
 from mtbench.options.common import PANELS
 from mtbench.options.fields import fields_of, flag_of, option_of, read_options
@@ -56,7 +57,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     def run(ctx: typer.Context, **_: Any) -> None:
         chosen = record_of(ctx, kind)
-        load_plugins(getattr(chosen, "plugin", ()))
+        if "plugin" in declared:  # the command may decode
+            choose_waiting(getattr(chosen, "directory", None))
+            load_plugins(chosen.plugin)
         context = {"ctx": ctx} if "ctx" in signature else {}
         function(**context, **{name: getattr(chosen, name) for name in declared})
 

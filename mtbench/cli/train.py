@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from mtbench.cli.parameters import command, parameters, record_of, with_parameters
 from mtbench.cli.session import err, hide_types_of_flags, importing, out, say, warn
 from mtbench.errors import FAILED, MISTAKE, UserError, unknown
+from mtbench.hardware.machine import choose_waiting
 from mtbench.options import common
 from mtbench.options.common import OUTPUT, TRAINED
 from mtbench.options.fields import option
@@ -25,6 +26,10 @@ from mtbench.records import Record
 
 class Commands(TyperGroup):
     """The commands of this module, and one per objective. These are made when needed: objectives import torch."""
+
+    def invoke(self, ctx: Any) -> Any:
+        choose_waiting()
+        return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *_objective_commands()]

@@ -89,7 +89,6 @@ class ServingEngine(EngineInstallation):
     overridable: ClassVar[tuple[str, ...]] = ()  # options of its server that mtbench sets, and `--engine-option` may
     same_output: ClassVar[tuple[str, ...]] = ()  # options of its server that must give the same tokens
     start_s: ClassVar[float] = 60.0  # guess of the time of a start, until one is measured
-    busy: ClassVar[str | None] = None  # `--engine-option` for a machine whose cores other programs use
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
     text: ClassVar[bool] = True  # its server takes and gives text too, so that a third-party client can load it

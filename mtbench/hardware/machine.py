@@ -4,6 +4,7 @@ The GPU is read through NVML (docs.nvidia.com/deploy/nvml-api); no setting is ch
 """
 
 import atexit
+import json
 import os
 import platform
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -37,6 +39,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
         **host(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         **({} if quota is None else {"cpu_quota": quota}),
+        **({"load_of_others": float(seen), "waiting": waiting()} if (seen := os.environ.get(SEEN)) else {}),
         "gpu": None if device is None else device.describe(),
     }
 
@@ -56,6 +59,13 @@ COMPUTING_SHARE = 0.75  # of the usual share of processor time: with less, a win
 POLLING_SHARE = 0.9  # of processor time, from which a thread that waits for a GPU does not sleep
 RECENT = 40  # windows that define the usual share
 MOST_OTHERS = 0.10  # share of the cores that other programs may use
+BUSY_OTHERS = (
+    0.25  # share of the cores that others use, from which on threads that sleep are faster than ones that spin
+)
+LOOK_S = 0.1  # in which the load of others is seen before a command decodes or trains
+SEEN = "MTBENCH_LOAD_OF_OTHERS"  # environment variable: the load that a command saw, or nothing, for its children
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # variables: how OpenMP's threads wait for each other
+PASSIVE = "OMP_WAIT_POLICY=PASSIVE"
 NO_PROCESSOR = "the process did not get the processor"
 THROTTLED = "the CPU quota stopped the process"
 MORE_QUOTA = "raise the quota, or end other programs that share it"
@@ -176,6 +186,44 @@ def load_of_others(seconds: float) -> tuple[float, float] | None:
     total, idle, stolen = (b - a for a, b in zip(before, _ticks(), strict=True))
     own = (time.process_time() - own_s) * os.sysconf("SC_CLK_TCK")
     return (max(0.0, total - idle - stolen - own) / total, stolen / total) if total > 0 else None
+
+
+def choose_waiting(resumed: Path | None = None) -> None:
+    """Choose how OpenMP's threads wait for each other, in this process and its children, before torch is imported.
+
+    By default they spin, which is fastest on a quiet machine. Beside other programs they sleep: a thread that spins
+    takes the processor from the one it waits for. A choice of the user is kept, and that of the run in the directory
+    `resumed`, so that its blocks compare. Nothing changes if torch is imported, or if the load is not known.
+    """
+    if SEEN in os.environ:
+        return
+    shares = None if "torch" in sys.modules else load_of_others(LOOK_S)
+    os.environ[SEEN] = "" if shares is None else f"{shares[0]:.2f}"
+    if shares is None:
+        return
+    before = None if resumed is None else _stored_waiting(resumed)
+    passive = shares[0] >= BUSY_OTHERS if before is None else PASSIVE in before
+    if passive and not waiting():
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
+def waiting() -> str:
+    """Return the variables that say how OpenMP's threads wait for each other; empty: there is none, and they spin."""
+    return " ".join(f"{name}={os.environ[name]}" for name in WAITING if name in os.environ)
+
+
+def waits_passively(waiting: str | None, threads: int | None) -> bool:
+    """Return whether so many threads with these variables sleep while they wait for each other."""
+    return PASSIVE in (waiting or "").upper() and (threads or 1) > 1
+
+
+def _stored_waiting(directory: Path) -> str | None:
+    """Return how threads waited in a run; None if it does not say. Files are checked later, with errors."""
+    for file in directory.rglob("environment.json"):  # a gate has them in its folders only
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            return str(stored.get("sessions", [stored])[0]["waiting"])
+    return None
 
 
 def _ticks() -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from mtbench import kernels
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.external import ExternalEngine
-from mtbench.decoding.registry import METHODS, SERVING_ENGINES
+from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import counted, percent
 from mtbench.errors import UserError
 from mtbench.hardware import machine
@@ -27,13 +27,11 @@ from mtbench.measure.untimed import UntimedPasses
 from mtbench.measure.workers import Worker, WorkerSession, in_parallel, start_workers
 from mtbench.options.engine_options import refuse_engine_options
 from mtbench.options.fields import fields_of
-from mtbench.plan.formats import FailureLine
+from mtbench.plan.formats import FailureLine, SessionRecord
 from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.prompts import open_plan
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
-
-LOOK_S = 0.3  # in which the load of other programs is counted
 
 
 def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
@@ -65,7 +63,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as workers:
             sessions = _begin(workers, run, progress)
-            _say_if_busy(run, {cell.engine for cell in _due(stages) if is_served(cell.engine)}, progress)
+            _say_if_busy(run.sessions[-1], progress)
             recovered = {cell for stage in stages for cell in stage.runner.recovered(sessions[0], may_pass)}
             if recovered:
                 run.keep_failures([line for line in run.failures if line.cell not in recovered or line.stage])
@@ -73,6 +71,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
                 stages = staged()
             progress.begin(len(plan.cells), sum(stage.scheduler.work for stage in stages), budget.deadline)
             _decode(stages, sessions, execution, progress, budget)
+        _say_if_changed(run.sessions[-1], progress)
     else:
         progress.begin(len(plan.cells), 0, budget.deadline)
     if execution.timed_only:
@@ -131,16 +130,24 @@ def _say_what_fits(stages: Sequence[Stage], budget: TimeBudget, progress: Progre
         progress.note(budget.described(parts))
 
 
-def _say_if_busy(run: Run, engines: Collection[str], progress: Progress) -> None:
-    """Say that other programs use the cores on which the servers of these engines are to run."""
-    shares = machine.load_of_others(LOOK_S) if engines else None
-    if shares is None or shares[0] < machine.MOST_OTHERS:
+def _say_if_busy(session: SessionRecord, progress: Progress) -> None:
+    """Say that other programs use the cores, and that threads wait passively, as `machine.choose_waiting` chose."""
+    says = []
+    if (others := session.load_of_others or 0.0) >= machine.BUSY_OTHERS:
+        says.append(f"other programs use {percent(others, 0)} % of the cores: end them for times of a quiet machine")
+    if machine.waits_passively(session.waiting, session.threads):
+        says.append(f"threads wait passively ({machine.PASSIVE})")
+    if says:
+        progress.note("; ".join(says))
+
+
+def _say_if_changed(session: SessionRecord, progress: Progress) -> None:
+    """Say that other programs came or went while the run decoded."""
+    if (began := session.load_of_others) is None or (shares := machine.load_of_others(machine.LOOK_S)) is None:
         return
-    busy = {name: SERVING_ENGINES[name].busy for name in engines if (run.sessions[-1].threads or 1) > 1}
-    given = {*map(str, run.plan.request.engine_option)}
-    options = {f"{name}:{option}" for name, option in busy.items() if option} - given
-    remedy = "".join(f", or give `--engine-option {option}`" for option in sorted(options))
-    progress.note(f"other programs use {percent(shares[0], 0)} % of the cores; stop them{remedy}")
+    if (began < machine.BUSY_OTHERS) != (shares[0] < machine.BUSY_OTHERS):
+        now, then = (f"{percent(share, 0)} %" for share in (shares[0], began))
+        progress.note(f"other programs use {now} of the cores now, and used {then} when this began; measure again")
 
 
 def _failed_cells(run: Run, plan: Plan) -> tuple[set[str], set[str]]:

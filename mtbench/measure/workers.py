@@ -147,7 +147,8 @@ class LocalWorker:
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
         # before anything else changes the device's state
         after = machine.sample(self.pool.device, self.pool.servers.groups(cell))
-        never_sleeps = self.pool.device == "cpu" and cell.computes_here
+        passive = machine.waits_passively(machine.waiting(), torch.get_num_threads())
+        never_sleeps = self.pool.device == "cpu" and cell.computes_here and not passive
         shares = machine.processor_shares(before, after, None if never_sleeps else cell.cell)
         lacking = not timing.preparation_s and self.shares.lacking(shares)  # a compiler runs in other processes
         window = machine.window(before, after, lacking=lacking, processes=self.pool.processes)

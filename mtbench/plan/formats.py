@@ -272,6 +272,12 @@ class Machine(Sparse):
     processor: str | None = Field(None, description="name of the processor")
     cores: StoredNumber | None = Field(None, description="processor cores that the process may use")
     cpu_quota: StoredQuantity | None = Field(None, description="cores that a quota allows; absent: no quota")
+    load_of_others: StoredQuantity | None = Field(
+        None, description="share of the cores that other programs used when the command began; absent: not known"
+    )
+    waiting: str | None = Field(
+        None, description="variables by which OpenMP's threads wait; empty: none, they spin; absent: not known"
+    )
     gpu: GpuInfo | None = Field(None, description="GPU; null: none, or no driver answers")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from mtbench import statistics
 from mtbench.decoding.arms import is_ours, is_served
 from mtbench.document.formatting import listed, percent
-from mtbench.hardware.machine import MORE_QUOTA, NO_PROCESSOR, POWER_CAP, THERMAL, THROTTLED
+from mtbench.hardware.machine import MORE_QUOTA, NO_PROCESSOR, POWER_CAP, THERMAL, THROTTLED, waits_passively
 from mtbench.measure import cache_probe
 from mtbench.plan.formats import CacheRecord, Disturbed, SessionRecord, TimingLine
 from mtbench.plan.plan import Cell, SuitePlan
@@ -171,13 +171,17 @@ def _first_tokens(data: CellData, number: int) -> list[tuple[int, float]]:
 def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[str]:
     """Return a flag if the arm had to share the processor: on a CPU a thread that decodes wants it all the time."""
     on_cpu = [t for t in data.samples if t.session <= len(sessions) and sessions[t.session - 1].device == "cpu"]
-    known = [(t.cpu_s, t.wanted_s or t.wall_s) for t in on_cpu if t.cpu_s is not None]
+    ran = [sessions[t.session - 1] for t in on_cpu]
+    loads = [s.load_of_others or 0.0 for s in ran if waits_passively(s.waiting, s.threads)]
+    seen = f"other programs used {percent(max(loads, default=0.0), 0)} % of the cores when the run began"
+    flags = [f"threads waited passively: {seen}"] if loads else []
+    known = [(t.cpu_s, t.wanted_s or t.wall_s) for t in on_cpu if t.cpu_s is not None and (t.wanted_s or not loads)]
     if not known or not (data.cell.computes_here or any(t.wanted_s for t in on_cpu)):
-        return []
+        return flags
     share = sum(cpu_s for cpu_s, _ in known) / sum(wanted_s for _, wanted_s in known)
     if share >= PROCESSOR_SHARE:
-        return []
-    return [f"shared processor: the arm waited for it in {1 - share:.0%} of its time; end other programs"]
+        return flags
+    return [*flags, f"shared processor: the arm waited for it in {1 - share:.0%} of its time; end other programs"]
 
 
 def _code_flags(data: CellData, sampled: Sequence[SessionRecord]) -> list[str]:

@@ -30,7 +30,7 @@ from mtbench.experiments.choose.runner import Racing
 from mtbench.hardware import machine
 from mtbench.lineup.planner import make_plan, write_plan
 from mtbench.measure import block_runner
-from mtbench.measure.executor import _say_if_busy, generate
+from mtbench.measure.executor import _say_if_busy, _say_if_changed, generate
 from mtbench.measure.scheduler import Scheduler
 from mtbench.measure.time_budget import (
     FEWEST_ARMS,
@@ -43,6 +43,7 @@ from mtbench.measure.time_budget import (
     remember_start,
 )
 from mtbench.plan.directory import RunDirectory
+from mtbench.plan.formats import SessionRecord
 from mtbench.plan.plan import MIN_BLOCKS, RunRequest
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
@@ -268,17 +269,17 @@ def test_without_a_measured_start_the_outlook_is_a_guess() -> None:
     )
 
 
-def test_a_busy_machine_is_named_before_the_race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With the option of the engine that helps there, if its servers have several threads."""
-    monkeypatch.setattr(SERVING_ENGINES["scripted"], "busy", "threads=1")
-    run, _ = raced(tmp_path / "run", None, ARMS[:1], limit=1)
-    progress = Noting()
-    for others, threads in ((0.05, 2), (0.5, 1), (0.5, 2)):
-        monkeypatch.setattr(machine, "load_of_others", lambda seconds, others=others: (others, 0.0))
-        run.environment = run.environment.changed(sessions=[run.sessions[0].changed(threads=threads)])
-        _say_if_busy(run, {"scripted"}, progress)
-    busy = "other programs use 50 % of the cores; stop them"
-    assert progress.notes == [busy, f"{busy}, or give `--engine-option scripted:threads=1`"]
+def test_a_busy_machine_is_named_before_and_after_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With how threads wait there, if there are several; behind the last block, if other programs came or went."""
+    progress, passive = Noting(), "OMP_WAIT_POLICY=PASSIVE"
+    for others, waiting, threads in ((None, None, 2), (0.05, "", 2), (0.5, passive, 1), (0.5, passive, 2)):
+        session = SessionRecord(load_of_others=others, waiting=waiting, threads=threads)
+        _say_if_busy(session, progress)
+        monkeypatch.setattr(machine, "load_of_others", lambda seconds: (0.3, 0.0))
+        _say_if_changed(session, progress)
+    busy = "other programs use 50 % of the cores: end them for times of a quiet machine"
+    came = "other programs use 30 % of the cores now, and used 5 % when this began; measure again"
+    assert progress.notes == [came, busy, f"{busy}; threads wait passively ({passive})"]
 
 
 class Clock:

@@ -156,3 +156,5 @@ def test_a_process_that_shared_the_processor_is_flagged(monkeypatch: pytest.Monk
 
     assert flags(0.8) == ["shared processor: the arm waited for it in 20% of its time; end other programs"]
     assert flags(0.99) == flags(2.0) == flags(None) == []
+    sessions = [SessionRecord(device="cpu", threads=2, load_of_others=0.5, waiting="OMP_WAIT_POLICY=PASSIVE")]
+    assert flags(0.8) == ["threads waited passively: other programs used 50 % of the cores when the run began"]
