@@ -6,6 +6,7 @@ An experiment is imported when its command runs: it imports torch, which `--help
 """
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 def carry_out(name: str, ctx: typer.Context) -> None:
     """Run the command, print the findings, and end with the path of its page."""
+    began = time.monotonic()
     request_kind, session_kind = records_of(name)
     given_options, session = given(ctx, request_kind), record_of(ctx, session_kind)
     choose_waiting(Path(session.out) if session.out is not None and session.resume else None)
@@ -56,7 +58,7 @@ def carry_out(name: str, ctx: typer.Context) -> None:
     if getattr(session, "dry_run", False):
         frame.dry_run(experiment, given_options, session, console, err)
         return
-    job = frame.begin(experiment, given_options, session, err, warn, sys.argv)
+    job = frame.begin(experiment, given_options, session, err, warn, sys.argv, began)
     found = frame.carry_out(experiment, job)
     experiment.show(job, found, console)
     if json_to is not None:

@@ -139,9 +139,13 @@ def begin(
     console: Terminal,
     warn: Callable[[str], None],
     argv: Sequence[str],
+    began: float | None = None,
 ) -> Job[R, S]:
-    """Return a new job, or with `resume` the one in its directory. `given`: the options of the request."""
-    began = time.monotonic()
+    """Return a new job, or with `resume` the one in its directory.
+
+    `given`: the options of the request. `began`: when the command began, by time.monotonic; None: now.
+    """
+    began = time.monotonic() if began is None else began
     request = _read(experiment, given)
     if session.resume:
         directory = _resumed_directory(experiment, session.out, given)
