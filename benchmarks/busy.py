@@ -14,6 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import checkout  # noqa: F401
+
+from mtbench.programs.processes import launched
+
 LOOP = "print(flush=True)\nwhile True: pass"
 PRODUCTS = """
 import torch
@@ -30,7 +34,7 @@ def busy(code: str, threads: int) -> Iterator[None]:
     """Keep a program that computes beside the block. Its threads spin, as PyTorch's do by default."""
     spins = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     variables = spins | {"OMP_NUM_THREADS": str(threads)}
-    with subprocess.Popen([sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE) as program:
+    with subprocess.Popen(launched([sys.executable, "-c", code]), env=variables, stdout=subprocess.PIPE) as program:
         try:
             assert program.stdout is not None
             program.stdout.readline()  # it begins
@@ -49,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     with busy(LOOP if options.python_loop else PRODUCTS, options.threads):
         began_at = time.monotonic()
-        code = subprocess.run(options.command).returncode
+        code = subprocess.run(options.command, check=False).returncode
         wall_s = time.monotonic() - began_at
     print(f"wall time {wall_s:.1f} s, exit code {code}")
     sys.exit(code)

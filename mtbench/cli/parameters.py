@@ -59,7 +59,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         chosen = record_of(ctx, kind)
         if "plugin" in declared:  # the command may decode
             choose_waiting(getattr(chosen, "directory", None))
-            load_plugins(chosen.plugin)
+        load_plugins(getattr(chosen, "plugin", ()))
         context = {"ctx": ctx} if "ctx" in signature else {}
         function(**context, **{name: getattr(chosen, name) for name in declared})
 

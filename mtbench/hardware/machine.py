@@ -199,11 +199,8 @@ def choose_waiting(resumed: Path | None = None) -> None:
         return
     shares = None if "torch" in sys.modules else load_of_others(LOOK_S)
     os.environ[SEEN] = "" if shares is None else f"{shares[0]:.2f}"
-    if shares is None:
-        return
-    before = None if resumed is None else _stored_waiting(resumed)
-    passive = shares[0] >= BUSY_OTHERS if before is None else PASSIVE in before
-    if passive and not waiting():
+    before = _stored_waiting(resumed)
+    if shares is not None and not waiting() and (shares[0] >= BUSY_OTHERS if before is None else PASSIVE in before):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
@@ -217,9 +214,9 @@ def waits_passively(waiting: str | None, threads: int | None) -> bool:
     return PASSIVE in (waiting or "").upper() and (threads or 1) > 1
 
 
-def _stored_waiting(directory: Path) -> str | None:
+def _stored_waiting(directory: Path | None) -> str | None:
     """Return how threads waited in a run; None if it does not say. Files are checked later, with errors."""
-    for file in directory.rglob("environment.json"):  # a gate has them in its folders only
+    for file in () if directory is None else directory.rglob("environment.json"):  # a gate has them in its folders
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             stored = json.loads(file.read_text(encoding="utf-8"))
             return str(stored.get("sessions", [stored])[0]["waiting"])

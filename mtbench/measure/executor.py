@@ -132,13 +132,10 @@ def _say_what_fits(stages: Sequence[Stage], budget: TimeBudget, progress: Progre
 
 def _say_if_busy(session: SessionRecord, progress: Progress) -> None:
     """Say that other programs use the cores, and that threads wait passively, as `machine.choose_waiting` chose."""
-    says = []
-    if (others := session.load_of_others or 0.0) >= machine.BUSY_OTHERS:
-        says.append(f"other programs use {percent(others, 0)} % of the cores: end them for times of a quiet machine")
-    if machine.waits_passively(session.waiting, session.threads):
-        says.append(f"threads wait passively ({machine.PASSIVE})")
-    if says:
-        progress.note("; ".join(says))
+    others, passive = session.load_of_others or 0.0, machine.waits_passively(session.waiting, session.threads)
+    if passive or others >= machine.BUSY_OTHERS:
+        threads = f"; threads wait passively ({machine.PASSIVE})" if passive else ""
+        progress.note(f"other programs use {percent(others, 0)} % of the cores{threads}")
 
 
 def _say_if_changed(session: SessionRecord, progress: Progress) -> None:

@@ -277,7 +277,7 @@ def test_a_busy_machine_is_named_before_and_after_the_race(monkeypatch: pytest.M
         _say_if_busy(session, progress)
         monkeypatch.setattr(machine, "load_of_others", lambda seconds: (0.3, 0.0))
         _say_if_changed(session, progress)
-    busy = "other programs use 50 % of the cores: end them for times of a quiet machine"
+    busy = "other programs use 50 % of the cores"
     came = "other programs use 30 % of the cores now, and used 5 % when this began; measure again"
     assert progress.notes == [came, busy, f"{busy}; threads wait passively ({passive})"]
 
