@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sysconfig
 import time
 import venv
 from collections.abc import Callable, Iterator, Sequence
@@ -80,6 +81,13 @@ def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], No
             note(f"installed {label} in {time.monotonic() - started:.0f} s")
         os.utime(folder)  # when it was last used, so that old ones can be found and deleted
     return python
+
+
+def share_packages(lender: Path, borrower: Path) -> None:
+    """Replace the packages in the environment of a Python by hard links to those of another one."""
+    source, target = (sysconfig.get_path("purelib", "venv", {"base": f"{of.parents[1]}"}) for of in (lender, borrower))
+    shutil.rmtree(target)
+    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
 
 
 @contextmanager

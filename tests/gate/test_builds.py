@@ -240,7 +240,7 @@ def test_a_revision_that_is_none_is_one_line(clone: Path, monkeypatch: pytest.Mo
 def test_a_commit_without_its_versions_is_one_line(clone: Path) -> None:
     (clone / "constraints.txt").unlink()
     commit()
-    with pytest.raises(UserError, match=r"has no constraints\.txt"):
+    with pytest.raises(UserError, match=r"which versions it needs; .* 'constraints\.txt' does not exist"):
         resolve("git:HEAD", quiet)
 
 
@@ -263,7 +263,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.whole
 def test_a_commit_is_installed_once_with_its_own_versions(clone: Path, index: Path) -> None:
-    """The commit, not the files as they are now; in the cache, without a trace in the clone."""
+    """The commit, not the files as they are now; in the cache, without a trace in the clone.
+
+    A commit with the same requirements shares the files of the packages, and has a core of its own.
+    """
     first = git("rev-parse", "HEAD")
     (clone / "mtbench" / "__init__.py").write_text("__version__ = 'changed'\n")
     before = git("status", "--porcelain", "--ignored"), git("worktree", "list")
@@ -274,7 +277,19 @@ def test_a_commit_is_installed_once_with_its_own_versions(clone: Path, index: Pa
     assert (found.label, found.git) == (f"git:{first[:7]}", first[:12])
     assert (found.mtbench, found.packages["torch"], found.packages["scipy"]) == ("0.0.1", "9.9", None)
     assert printed(build) == "0.0.1"
-    assert [note.split()[0] for note in notes] == ["installing", "installed"]
+    assert [note.split()[0] for note in notes] == ["installing", "installing", "installed", "installed"]
     assert (git("status", "--porcelain", "--ignored"), git("worktree", "list")) == before
     assert resolve(f"git:{first[:8]}", notes.append).python == build.python
-    assert len(notes) == 2
+    assert len(notes) == 4
+
+    commit()
+    other = resolve("git:HEAD", notes.append)
+    assert len(notes) == 6
+    assert (printed(other), printed(build)) == ("changed", "0.0.1")
+    shared, own = (next(of.python.parents[1].glob("lib/python3*/site-packages")) for of in (build, other))
+    assert (own / "torch.py").samefile(shared / "torch.py")
+    assert not (own / "mtbench/__init__.py").samefile(shared / "mtbench/__init__.py")
+    (clone / "constraints.txt").write_text(f"torch=={version('torch')}\n")
+    commit()
+    assert describe(resolve("git:HEAD", notes.append)).packages["torch"] == version("torch")
+    assert describe(build).packages["torch"] == "9.9"

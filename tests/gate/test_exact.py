@@ -1,12 +1,15 @@
 """Stage exact: every difference between two builds is found, and head is never held to more than base repeats."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from made_records import generation_line, timing_line
 
-from mtbench.experiments.gate.exact import ExactCell, Read, compare
+from mtbench.experiments.gate.exact import ExactCell, Read, compare, read
+from mtbench.plan.directory import RunDirectory
+from mtbench.records import dump
 
 ITEMS = ("arithmetic/0/0", "arithmetic/1/0", "arithmetic/2/0")
 
@@ -36,6 +39,22 @@ def test_other_tokens_fail_and_name_the_first_item() -> None:
     assert found(outcome) == [("changed", "fail")]
     assert "tokens in 1 of 3 items, first in arithmetic/1/0" in outcome.findings[0].text
     assert outcome.changed
+
+
+def test_the_first_item_is_the_first_of_the_plan(tmp_path: Path) -> None:
+    """Not the one that was decoded first, nor the first name."""
+    order = ["arithmetic/10/0", "arithmetic/9/0", "arithmetic/8/0"]
+    runs = [RunDirectory.create(tmp_path / side) for side in ("base", "head", "short")]
+    for token, run in enumerate(runs):
+        lines = [dump(generation_line(item=item, token_ids=[token])) for item in sorted(order, reverse=token == 1)]
+        run.append("generations/cell.jsonl", lines[: 1 if run is runs[2] else 3])
+    base, head, short = (read(run, "cell", order) for run in runs)
+
+    def text(head: Read) -> str:
+        return compare("cell", base, base, head, allow_changed=False, items=order).findings[0].text
+
+    assert text(head) == "head has other tokens in 3 of 3 items, first in arithmetic/10/0"
+    assert text(short) == "head has no answer to 2 items, first to arithmetic/9/0"
 
 
 SHORTER = {"token_ids": [5, 6], "forwards": 1, "commits": [2]}  # other tokens take other forwards

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_gates import request, time_test, timed_cell
+from made_gates import request
 from made_records import timing_line
 
 from mtbench.experiments.gate import timed as timed_stage
@@ -93,16 +93,6 @@ def test_the_floor_of_known_noise() -> None:
     floor = noise_of(CELL, d.tolist())
     assert floor.pair_sd == pytest.approx(np.std(d, ddof=1))
     assert floor.pair_sd_high / floor.pair_sd == pytest.approx(1.293, abs=1e-3)
-
-
-def test_the_noise_is_said_of_a_noisy_cell() -> None:
-    """Even if another undecided cell may be slower."""
-    tests = [time_test(change, word="INCONCLUSIVE", pairs_needed=9) for change in (0.03, 0.01, 0.02)]
-    cells = [timed_cell(number, test=test) for number, test in enumerate(tests)]
-    found = [*timed_stage.undecided(cells, [cells[1].cell], "pairs differ by 8 %")]
-    assert [finding.cell for finding in found] == [cells[n].cell for n in (1, 0, 2)]
-    assert ["pairs differ by 8 %" in finding.text for finding in found] == [True, False, False]
-    assert ["about 9 pairs" in finding.text for finding in found] == [False, True, True]
 
 
 def a_pair(**ratios: float) -> PairTimes:

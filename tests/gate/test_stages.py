@@ -5,6 +5,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,10 @@ def test_too_much_noise_is_inconclusive_and_names_the_pairs_needed(gate: Callabl
     assert noisy.word == "INCONCLUSIVE"
     assert {kind for _, kind, _ in found(noisy, "inconclusive")} == {"undecided"}
     assert any((cell.test.pairs_needed or 0) > 6 for cell in noisy.timed)
-    hidden = r"speed is not decided.*so 6 pairs cannot show 2\.0%: add --interleave, .*, or give --max-slowdown \d"
-    assert re.search(hidden, noisy.reason)
+    hidden = r"speed is not decided. Pairs differ by .*, so the smallest detectable slowdown is (\S+)% in 40 pairs"
+    said = re.search(hidden + r": add --interleave, .*, or give --max-slowdown \1;", noisy.reason)
+    assert said is not None
+    assert said[1] == f"{100 * (noisy.smallest_detectable or 0):g}"
 
 
 @pytest.mark.parametrize(
@@ -170,6 +173,15 @@ def test_cells_that_passed_are_not_run_again(tmp_path: Path, plan: Path) -> None
 
 
 # --- Kill and resume -----------------------------------------------------------------------------------------------
+
+
+def test_a_gate_without_time_says_so_and_goes_on(tmp_path: Path, plan: Path) -> None:
+    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
+    started = a_gate(tmp_path / "gate", base, head)
+    ended = replace(started, deadline=0.0).run()
+    assert (ended.word, ended.pairs, ended.smallest_detectable) == ("INCONCLUSIVE", 0, None)
+    assert f"The time budget is over; `mtbench gate -o {tmp_path / 'gate'} --resume` makes more pairs" in ended.reason
+    assert started.run().word == "PASS"
 
 
 class Killed(Exception):
@@ -279,9 +291,8 @@ def test_the_floor_sets_the_looks(gate: Callable[..., Gate], tmp_path: Path, pla
 
 @pytest.mark.slow
 def test_a_slowdown_below_the_floor_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
-    measured = calibrated(tmp_path, plan, 0.05)
-    assert measured.smallest_detectable > 0.02
-    with pytest.raises(UserError, match=r"--max-slowdown 2 is below the smallest .*more --pairs.*--counts-only"):
+    calibrated(tmp_path, plan, 0.05)
+    with pytest.raises(UserError, match=r"--max-slowdown 2 takes --pairs \d+ by the noise in floor\.json.*-only"):
         gate()
 
 

@@ -109,7 +109,6 @@ def floor(**given: Any) -> NoiseFloor:
         "measured": "2026-11-20T03:00:00Z",
         "interleave": False,
         "pairs": 12,
-        "smallest_detectable": 0.0097,
         "cells": cells,
     }
     return NoiseFloor(**values | given)

@@ -4,10 +4,11 @@
     git:REV            a commit of the repository in the current directory, with the versions of its constraints.txt
     pip:NAME==VERSION  this environment, with this release of the serving engine of `--engine`
 
-Environments of `git:` and `pip:` are made once, in the cache directory. Each has its own copy of every package. A
-marker file is written last, so that an interrupted installation is made again.
+Environments of `git:` and `pip:` are made once, in the cache directory. Commits with the same requirements share the
+files of their packages; each has its own mtbench.
 """
 
+import hashlib
 import os
 import re
 import subprocess
@@ -26,12 +27,13 @@ from mtbench.hardware import machine
 from mtbench.models import chat_template
 from mtbench.plugins import read_file
 from mtbench.programs import environments
-from mtbench.programs.environments import MARKER, Note, Pip, installed
+from mtbench.programs.environments import MARKER, Note, Pip, installed, share_packages
 from mtbench.records import Record
 
 ANSWER_S = 60.0  # time in which an environment must report its packages
 CHOICES = "give a virtual environment or git:REV, or with --engine ENGINE a release of it, pip:NAME==VERSION"
 PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*==[A-Za-z0-9][\w.+!-]*", re.ASCII)
+DISTRIBUTION = "multi-token-bench"
 SHORT = 7  # digits of a commit in a label
 PIP = "pip:"
 DATE = "2024-07-26"  # of every gate's prompts, so that a floor holds on any day; Llama 3's own default
@@ -157,32 +159,32 @@ def _from_pip(env: str, engine: str | None, note: Note) -> Build:
 
 def _from_git(env: str, revision: str, note: Note) -> Build:
     top = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel", error=f"{env!r} needs a git repository here"))
-    commit = _git(
-        top,
-        "rev-parse",
-        "--verify",
-        "--end-of-options",
-        f"{revision}^{{commit}}",
-        error=f"{env!r}: the repository in {top} has no commit {revision!r}; `git fetch` may bring it",
+    unknown = f"{env!r}: the repository in {top} has no commit {revision!r}; `git fetch` may bring it"
+    commit = _git(top, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", error=unknown)
+    missing = f"{env!r} does not say which versions it needs; install it yourself and give the path"
+    constraints, project = (
+        _git(top, "show", f"{commit}:{file}", error=missing) for file in ("constraints.txt", "pyproject.toml")
     )
-    constraints = _git(
-        top,
-        "show",
-        f"{commit}:constraints.txt",
-        error=f"{env!r} has no constraints.txt, so its versions are not known; install it yourself and give the path",
-    )
-    label = f"git:{commit[:SHORT]}"
+    needs = constraints + project.partition("\n[tool.")[0]  # settings of tools need no package
+    folder, python = cache_home() / "builds", sys.implementation.cache_tag
+    label, digest = f"git:{commit[:SHORT]}", hashlib.sha256(needs.encode()).hexdigest()
 
     def install(pip: Pip) -> None:
-        with tempfile.TemporaryDirectory(prefix="mtbench-") as folder:
-            source, pins = Path(folder, "source.tar"), Path(folder, "constraints.txt")
-            pins.write_text(constraints)
+        with tempfile.TemporaryDirectory(prefix="mtbench-") as temporary:
+            source, pins = f"{temporary}/source.tar", f"{temporary}/constraints.txt"
+            Path(pins).write_text(constraints)
             _git(top, "archive", "--prefix=source/", f"--output={source}", commit, error=f"{env!r} cannot be read")
-            pip("install", "--constraint", str(pins), "torch")
-            pip("install", "--constraint", str(pins), str(source))
 
-    folder = cache_home() / "builds" / f"{commit}-{sys.implementation.cache_tag}"
-    return Build(env, label, installed(folder, label, commit[:ABBREVIATED], install, note))
+            def install_packages(pip: Pip) -> None:
+                pip("install", "--constraint", pins, "torch")
+                pip("install", "--constraint", pins, source)
+                pip("uninstall", "--yes", DISTRIBUTION)
+
+            lender = folder / f"packages-{digest[:ABBREVIATED]}-{python}"
+            share_packages(installed(lender, f"packages of {label}", "", install_packages, note), pip.python)
+            pip("install", "--no-deps", source)
+
+    return Build(env, label, installed(folder / f"{commit}-{python}", label, commit[:ABBREVIATED], install, note))
 
 
 def _git(folder: Path, *arguments: str, error: str) -> str:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from scipy.special import chdtri, ndtri, stdtr, stdtrit
 
 from mtbench.experiments.gate.format import TimeTest, Verdict
+from mtbench.experiments.gate.request import MOST_PAIRS as MOST_NEEDED  # a cell that needs more has no known number
 from mtbench.statistics import holm
 
 FAIL_LEVEL, PASS_LEVEL, CONFIRMATION_LEVEL = 0.01, 0.025, 0.05
@@ -30,7 +31,6 @@ FIRST_LOOK, MOST_LOOKS, MOST_PAIRS = 6, 5, 40
 HOPE_LEVEL = 0.8  # of the bounds that show at a look that the last one cannot decide
 REACH = 5.5  # standard deviations of a mean, at the last look, between no change and the margin
 FARTHEST = 1000.0  # such distances; more would be over a million pairs
-MOST_NEEDED = 10_000  # pairs; a cell that needs more has no known number
 
 Floats = npt.NDArray[np.float64]
 Values = Sequence[float] | Floats
@@ -54,8 +54,13 @@ def looks(pair_sd: float | None, margin: float, last: int | None = None) -> tupl
 
 
 def smallest_detectable(pair_sd: float) -> float:
-    """Return the smallest margin whose last look is within 40 pairs, as a share."""
-    return math.expm1(REACH * pair_sd / math.sqrt(MOST_PAIRS - FIRST_LOOK))
+    """Return the smallest margin whose last look is within 40 pairs, as a share, rounded up to 0.1 %."""
+    return math.ceil(1000 * math.expm1(REACH * pair_sd / math.sqrt(MOST_PAIRS - FIRST_LOOK))) / 1000
+
+
+def noise(differences: Differences) -> float:
+    """Return the standard deviation of the pairs in the cell where it is largest; nan where no cell has two pairs."""
+    return float(max((np.std(d, ddof=1) for d in differences.values() if len(d) > 1), default=math.nan))
 
 
 class Decision(NamedTuple):
@@ -74,19 +79,11 @@ class Decision(NamedTuple):
         return [cell for cell, word in self.cells.items() if word == "INCONCLUSIVE"]
 
 
-def decide(
-    differences: Differences,
-    at: Sequence[int],
-    margin: float,
-    means: Values | None = None,
-    *,
-    give_up: bool = False,
-) -> Decision:
-    """Make every look of `at` for which there are enough pairs; stop where one decides.
+def decide(differences: Differences, at: Sequence[int], margin: float, means: Values | None = None) -> Decision:
+    """Make every look of `at` for which there are enough pairs; stop where one decides, or where no hope is left.
 
     A cell that has passed at a look may have fewer values than the others. The mean over all cells is tested while no
-    cell has passed. `means`: that of each pair in which every cell has a value; None: of all pairs. `give_up`: stop
-    where the noise leaves no hope.
+    cell has passed. `means`: that of each pair in which every cell has a value; None: of all pairs.
     """
     cells: dict[str, Verdict] = dict.fromkeys(differences, "INCONCLUSIVE")
     all_cells: Verdict = "INCONCLUSIVE"
@@ -117,7 +114,7 @@ def decide(
         could_pass, could_fail = _hope(mean, se, look, at, least, len(cells))
         hopeless = ~could_pass & ~passing
         noisy = [cell for cell, hides in zip(running, hopeless, strict=False) if hides]
-        if give_up and noisy and not could_fail[~passing].any():
+        if noisy and not could_fail[~passing].any():
             break
     return Decision("INCONCLUSIVE", cells, all_cells, tested, None, noisy)
 

@@ -25,7 +25,7 @@ def document(gate: Gate, *, drawn: bool = True) -> Document:
     """Return the document of a gate; the terminal needs no figure."""
     gate = cleaned(gate)
     values = {"accepted": f"{gate.request.max_slowdown:g}%", "looks": listed(gate.looks)}
-    notes = [(heading, note.format(**values)) for heading, note in NOTES.items()]
+    words, notes = ([(name, text.format(**values)) for name, text in of.items()] for of in (WORDS, NOTES))
     cells, found = tables.cells(gate), [(stage, tables.findings_of(gate, stage)) for stage in STAGES]
     findings: list[Block] = [
         Part(STAGE_NAMES[stage], [Points(list(map(_point, of_stage)))], folded=False)
@@ -39,7 +39,7 @@ def document(gate: Gate, *, drawn: bool = True) -> Document:
         verdict=Status(gate.word, gate.word).verdict,
         source="`gate.json`",
         sections=[
-            *([Section("Times", [forest(gate)])] if drawn and gate.timed else []),
+            *([Section("Times", [forest(gate), Pairs(words)])] if drawn and gate.timed else []),
             *([Section("Cells", [cells])] if cells.rows else []),
             *([Section("Findings", findings)] if findings else []),
             Section("Builds", [_builds(gate)], folded=True),
@@ -56,8 +56,7 @@ def noise(floor: NoiseFloor) -> Table:
         Row(cell.cell, [Entry(f"{number(100 * sd, 2)}%") for sd in (cell.pair_sd, cell.pair_sd_high)])
         for cell in floor.cells
     ]
-    pairs = f"{counted(floor.pairs, 'pair')} of processes of one build, {floor.measured}"
-    caption = f"smallest detectable slowdown {100 * floor.smallest_detectable:.1f}%, from {pairs}"
+    caption = f"{counted(floor.pairs, 'pair')} of processes of one build, {floor.measured}"
     return Table([("pairs", "standard deviation of log(time / time)"), ("at most", "")], rows, "cell", caption)
 
 
@@ -103,25 +102,25 @@ def _machine(gate: Gate) -> list[tuple[str, str]]:
     return [(name, value) for name, value in values.items() if value is not None]
 
 
+WORDS = {  # a line each
+    "PASS": "Circle: the upper bound is below {accepted}, the accepted slowdown.",
+    "FAIL": "Square: slower by {accepted} or more, the lower bound is above 0, and fresh pairs confirm it.",
+    "INCONCLUSIVE": "Hollow diamond: neither is shown, so it is no pass.",
+}
 NOTES = {
     "Pairs": (
         "A pair is one process of each build, and the unit of every interval: two processes of one build differ by "
         "more than the blocks inside a process. Base and head begin in the order ABBA. The time of a cell in a process "
         "is the sum over blocks of the median over rounds."
     ),
-    "FAIL": (
-        "Time: a cell, or the mean of all cells, is slower by at least {accepted}, the accepted slowdown, as an "
-        "estimate; its lower bound is above 0; and fresh pairs confirm it. The bound has an error of 1% over all looks "
-        "and cells (Holm). Without timing: other tokens, more work for the same tokens, more memory, or a cell that "
-        "only head lost."
+    "Bounds": (
+        "The lower bound has an error of 1% over all looks and cells (Holm), the upper bound of 2.5% over all looks. "
+        "Every cell must pass. The mean of all cells can fail the gate, but a pass does not need it."
     ),
-    "PASS": (
-        "Tokens and counts agree, and every timed cell has an upper bound below {accepted}, the accepted slowdown, "
-        "with an error of 2.5% over all looks. The mean of all cells can fail the gate, but a pass does not need it."
-    ),
-    "INCONCLUSIVE": (
-        "Neither. It is not a pass. If a number of pairs is given, so many would decide if estimate and noise stayed. "
-        "The times are tested after {looks} pairs, each time with an equal share of the error. The gate ends early "
+    "Without timing": "Other tokens, more work for the same tokens, more memory, or a cell that only head lost: FAIL.",
+    "Looks": (
+        "The times are tested after {looks} pairs, each time with an equal share of the error. If a number of pairs is "
+        "given, so many would decide if estimate and noise stayed. The gate ends at the look that decides, or at one "
         "where the noise of the pairs leaves no hope for the last look."
     ),
 }

@@ -4,7 +4,7 @@ Base decodes the plan twice and head once. If a cell's answers differ between ba
 is compared, since other tokens by chance take other work by chance. If only its work differs, its answers are compared.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,19 +30,20 @@ WORK: Mapping[str, str] = {  # fields that count work -> in words; more of it ma
 class Read(NamedTuple):
     """The stored data of one cell of a run."""
 
-    answers: dict[str, GenerationLine]  # by item
+    answers: dict[str, GenerationLine]  # by item, in the order of the plan
     blocks: dict[int, TimingLine]  # of round 1, by block
     error: str | None
     memory_bytes: int | None
     cache: Sequence[str] = ()  # faults of its prefix cache
 
 
-def read(run: RunDirectory, cell: str) -> Read:
-    """Return the stored data of a cell."""
+def read(run: RunDirectory, cell: str, items: Sequence[str]) -> Read:
+    """Return the stored data of a cell. `items`: all that it decodes, in the order of the plan."""
     errors = {line.cell: line.error for line in run.read_lines("failures.jsonl", FailureLine) if line.stage is None}
     memory = run.read("memory.json", MemoryRecord).root if run.has("memory.json") else {}
+    answers = {line.item: line for line in run.read_lines(f"generations/{cell}.jsonl", GenerationLine)}
     return Read(
-        {line.item: line for line in run.read_lines(f"generations/{cell}.jsonl", GenerationLine)},
+        {item: answers[item] for item in items if item in answers},
         {line.block: line for line in run.read_lines(f"timings/{cell}.jsonl", TimingLine) if line.round == 1},
         errors.get(cell),
         memory.get(cell),
@@ -60,26 +61,26 @@ class ExactCell:
 
 
 def compare(
-    cell: str, base: Read, again: Read, head: Read, *, allow_changed: bool, items: Collection[str] = ()
+    cell: str, base: Read, again: Read, head: Read, *, allow_changed: bool, items: Sequence[str] = ()
 ) -> ExactCell:
     """Compare head's run of a cell with base's, except for what differs between base's two runs.
 
-    `items`: all of the plan.
+    `items`: all of the plan, in its order.
     """
 
     def finding(kind: Kind, level: Level, text: str) -> Finding:
         return Finding(stage="exact", kind=kind, level=level, cell=cell, text=text)
 
-    sides: Sequence[tuple[str, Level, Read, Collection[str]]] = (
+    sides: Sequence[tuple[str, Level, Read, Sequence[str]]] = (
         ("base", "inconclusive", base, items),
         ("base", "inconclusive", again, items),
-        ("head", "fail", head, base.answers),
+        ("head", "fail", head, [*base.answers]),
     )
     if (failure := _failure(base.error or again.error, head.error)) is not None:
         return ExactCell([finding("failed", *failure)], decoded=False)
     for side, level, run, wanted in sides:
-        if absent := set(wanted) - run.answers.keys():
-            text = f"{side} has no answer to {counted(len(absent), 'item')}, {min(absent)} among them"
+        if absent := [item for item in wanted if item not in run.answers]:
+            text = f"{side} has no answer to {counted(len(absent), 'item')}, first to {absent[0]}"
             return ExactCell([finding("failed", level, text)], decoded=False)
     findings = []
     other_answers, other_work = _unstable(base, again)

@@ -63,8 +63,8 @@ def _drawn(gate: Gate, lines: Sequence[tuple[str, TimeTest]]) -> Figure:
         plots.cut(f"mtbench gate, {gate.head.label} against {gate.base.label}, {gate.started}", 100),
         name="forest",
         title=title,
-        caption="Circle: PASS. Square: FAIL. Hollow diamond: INCONCLUSIVE. Lines are 95% intervals. The solid line is "
-        "no difference, the dashed line the accepted slowdown. Words follow from bounds at stricter levels.",
+        caption="Lines are 95% intervals. The solid line is no difference, the dashed line the accepted slowdown. "
+        "Words follow from bounds at stricter levels.",
         alt=f"Head's time over base's, less 1, by cell. The accepted slowdown is {accepted:g}%. {'; '.join(texts)}.",
     )
 

@@ -91,13 +91,12 @@ class CellFloor(Record):
 class NoiseFloor(Record):
     """An entry of floor.json: the noise of one machine on one plan, from pairs of processes of one build."""
 
+    model_config = LARGER
+
     key: Key = Field(description="what it holds for")
     measured: UtcTime = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
     interleave: bool = Field(description="true: the processes of a pair took turns, block by block")
     pairs: Size = Field(description="pairs of processes")
-    smallest_detectable: NonNegative = Field(
-        description="smallest slowdown that the gate finds in 40 pairs, as a share"
-    )
     cells: list[CellFloor] = Field(description="noise by cell")
 
 
@@ -203,6 +202,9 @@ class Gate(Record):
     looks: list[Size] = Field(description="numbers of pairs at which the times are tested")
     pairs: Count = Field(description="pairs of processes that were timed")
     confirmation_pairs: Count = Field(description="fresh pairs that tested a FAIL once more; 0: none")
+    smallest_detectable: NonNegative | None = Field(
+        None, description="smallest slowdown that the gate finds in 40 pairs, by the noise of these, as a share"
+    )
     floor: NoiseFloor | None = Field(description="noise of this machine on this plan; null: not measured")
     findings: list[Finding] = Field(description="what was found, in the order of the stages")
     compared: list[CellName] = Field(description="cells whose tokens and counts were compared")

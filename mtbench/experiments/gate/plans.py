@@ -99,10 +99,10 @@ def _prompts(suite: SuitePlan) -> tuple[str, int]:
     return suite.withheld or suite.digest(), suite.max_new_tokens
 
 
-def items_of(plan: Plan, cell: Cell) -> set[str]:
-    """Return the items that a cell decodes."""
-    items = plan.suite(cell.suite).items
-    return {items[i].item for group in plan.groups if cell.cell in group.cells for b in group.blocks for i in b}
+def items_of(plan: Plan, cell: Cell) -> list[str]:
+    """Return the items that a cell decodes, in the order of its suite."""
+    decoded = {i for block in plan.group(cell.cell).blocks for i in block}
+    return [item.item for i, item in enumerate(plan.suite(cell.suite).items) if i in decoded]
 
 
 def sha256(stored: JsonObject) -> str:

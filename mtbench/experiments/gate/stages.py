@@ -105,7 +105,6 @@ class GateRun:
             measured=time.strftime(floor.TIME, time.gmtime()),
             interleave=self.request.interleave,
             pairs=len(pairs),
-            smallest_detectable=decision.smallest_detectable(max(cell.pair_sd for cell in noise)),
             cells=noise,
         )
 
@@ -118,9 +117,15 @@ class GateRun:
                 build = self.request.base
                 command = f"`mtbench gate --base {build} --head {build} -o {self.directory.parent / 'calibration'}`"
                 findings.insert(0, _remark(f"{why}; {command} with the gate's other options measures its noise"))
-            self._refuse_undetectable(found)
         worst = None if found is None else max((cell.pair_sd for cell in found.cells), default=None)
         looks = decision.looks(worst, self.request.margin, self.request.pairs)
+        if worst is not None and self.request.pairs is None and looks[-1] > decision.MOST_PAIRS:
+            quieter = "" if self.request.interleave else "--interleave, "
+            raise UserError(
+                f"--max-slowdown {self.request.max_slowdown:g} takes --pairs {looks[-1]} by the noise in floor.json, "
+                f"over the default of at most {decision.MOST_PAIRS}; give that, --max-slowdown "
+                f"{100 * decision.smallest_detectable(worst):g}, {quieter}or --counts-only."
+            )
         if self._is_calibration:
             looks = (self.request.pairs or floor.PAIRS,)
         return Gate(
@@ -157,16 +162,6 @@ class GateRun:
             return began
         first = [finding for finding in began.findings if finding.stage == "comparable"]
         return began.changed(reason=UNFINISHED, findings=first)
-
-    def _refuse_undetectable(self, found: NoiseFloor | None) -> None:
-        """Raise UserError if the default number of pairs is too small for the accepted slowdown."""
-        if found is not None and self.request.pairs is None and self.request.margin < found.smallest_detectable:
-            quieter = "" if self.request.interleave else "--interleave, "
-            raise UserError(
-                f"--max-slowdown {self.request.max_slowdown:g} is below the smallest slowdown that this machine shows "
-                f"in {decision.MOST_PAIRS} pairs, {100 * found.smallest_detectable:.2f}; give a larger one, more "
-                f"--pairs, {quieter}or --counts-only."
-            )
 
     # Stage comparable
 
@@ -218,12 +213,9 @@ class GateRun:
             return gate.changed(findings=[*gate.findings, crash]), []
         findings, decoded = list(gate.findings), []
         for cell in compared.cells:
-            outcome = exact.compare(
-                cell.cell,
-                *(exact.read(run, cell.cell) for run in runs),
-                allow_changed=self.request.allow_changed,
-                items=plans.items_of(base.plan, cell),
-            )
+            items = plans.items_of(base.plan, cell)
+            read = (exact.read(run, cell.cell, items) for run in runs)
+            outcome = exact.compare(cell.cell, *read, allow_changed=self.request.allow_changed, items=items)
             findings += outcome.findings
             if outcome.changed:
                 findings.append(self._why(cell, runs[0], runs[-1], base.plan.request.device))
@@ -262,8 +254,10 @@ def conclude(gate: Gate) -> Gate:
             first, others = findings[0], len(findings) - 1
             where = f"{first.cell}: " if first.cell else ""
             more = f"; {counted(others, 'more finding')}" if others else ""
-            before = f"Head has {_same(gate)}; its speed is not decided. " if first.kind == "undecided" else ""
-            return gate.changed(word=word, reason=f"{before}{where}{first.text}{more}.")
+            text = f"{where}{first.text}{more}."
+            if first.kind == "undecided":
+                text = f"Head has {_same(gate)}; its speed is not decided. {text[0].upper()}{text[1:]}"
+            return gate.changed(word=word, reason=text)
     request, pairs = gate.request, counted(gate.pairs, "pair")
     passed = f"No cell is slower by {request.max_slowdown:.1f}% or more over {pairs}; {_same(gate)}."
     if request.counts_only:

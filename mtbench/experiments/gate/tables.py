@@ -10,6 +10,7 @@ from typing import NamedTuple
 from mtbench.document import model
 from mtbench.document.formatting import NONE, bounds, counted, listed, seconds
 from mtbench.document.model import Entry, Row, Table, Tone
+from mtbench.experiments.gate.decision import MOST_PAIRS
 from mtbench.experiments.gate.format import (
     EXIT_CODES,
     BuildRecord,
@@ -141,9 +142,15 @@ def time_status(test: TimeTest) -> Status:
 
 def summary(gate: Gate) -> str:
     """Return sentences on what was compared and timed."""
-    one_build = "Base and head are one build, so a FAIL is a false alarm." if gate.same_build else ""
+    least = "" if gate.smallest_detectable is None else f"; {detectable(gate.smallest_detectable)}"
+    one_build = f"Base and head are one build, so a FAIL is a false alarm{least}." if gate.same_build else ""
     ends = f"The command ends with exit code {EXIT_CODES[gate.word]}."
     return " ".join(filter(None, (_compared(gate), _timed(gate), one_build, ends)))
+
+
+def detectable(share: float) -> str:
+    """Return the smallest detectable slowdown as a clause."""
+    return f"the smallest detectable slowdown is {100 * share:g}% in {MOST_PAIRS} pairs"
 
 
 def _compared(gate: Gate) -> str:

@@ -6,29 +6,21 @@ the same one.
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import stdev
 
 from mtbench.document.formatting import counted
 from mtbench.experiments.gate import decision
-from mtbench.experiments.gate.decision import Decision
+from mtbench.experiments.gate.decision import Decision, Differences
 from mtbench.experiments.gate.format import Finding, Gate, Kind, Level, TimedCell, TimeTest
-from mtbench.experiments.gate.pairs import (
-    PairRunner,
-    PairTimes,
-    differences,
-    mean_differences,
-    read_pairs,
-)
+from mtbench.experiments.gate.pairs import PairRunner, PairTimes, differences, mean_differences, read_pairs
 from mtbench.experiments.gate.processes import BuildFailed
-from mtbench.experiments.gate.tables import changed_by
+from mtbench.experiments.gate.tables import changed_by, detectable
 from mtbench.plan.plan import Cell
 
 SPARE_PAIRS = 1.25  # times the last look, for pairs in which a cell has no valid time
 VOID_SHARE = 0.2  # of the pairs
-MOST_ADVISED = 400  # pairs; nobody waits for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +57,17 @@ class TimedStage:
         findings += _void(pairs, names)
         if decided.word == "FAIL":
             findings += self._of_failure(results, decided, fresh)
-        else:
-            findings += undecided(results, decided.noisy, self._hidden(decided, values) if decided.noisy else "")
+        elif decided.next_look is not None and time.monotonic() > self.deadline:
+            text = f"the time budget is over; `mtbench gate -o {self.directory} --resume` makes more pairs"
+            findings.append(_finding("undecided", "inconclusive", text, None))
+        elif decided.noisy:
+            findings.append(_finding("undecided", "inconclusive", self._hidden(values), None))
+        findings += undecided(results) if decided.word != "FAIL" else []
+        sd = decision.noise(values)
         return gate.changed(
             pairs=len(pairs),
             confirmation_pairs=len(fresh),
+            smallest_detectable=None if math.isnan(sd) else decision.smallest_detectable(sd),
             findings=[*gate.findings, *findings],
             timed=[
                 cell.changed(test=_settled(cell.test, [f for f in findings if f.cell == cell.cell])) for cell in results
@@ -83,45 +81,38 @@ class TimedStage:
         took = ""
         while True:
             pairs = read_pairs(folder)
-            values, means = differences(pairs, cells), mean_differences(pairs, cells)
-            give_up = self.runner.request.pairs is None
-            decided = decision.decide(values, self.at, margin, means, give_up=give_up)
-            if decided.noisy and decided.tested == len(pairs):
-                self.runner.note(f"stage timed: {self._hidden(decided, values)}")
+            values = differences(pairs, cells)
+            decided = decision.decide(values, self.at, margin, mean_differences(pairs, cells))
             if decided.next_look is None or len(pairs) >= most or time.monotonic() > self.deadline:
                 return decided
-            here = f"pair {len(pairs) + 1} of at most {self.at[-1]}, tested after {decided.next_look}"
+            if decided.noisy and decided.tested == len(pairs):
+                self.runner.note(f"stage timed: {self._hidden(values)}; a cell may still be shown slower")
+            valid = min(len(values[cell]) for cell in decided.open)
+            here = f"pair {valid + 1} of at most {self.at[-1]}, tested after {decided.next_look}"
             self.runner.note(f"stage timed: {here}; {counted(len(decided.open), 'cell')}{took}")
             begun = time.monotonic()
             self.runner.run(folder, len(pairs) + 1, decided.open)
             pair_s = time.monotonic() - begun
-            left_s = pair_s * max(0, self.at[-1] - len(pairs) - 1)
-            took = f"; the last pair took {pair_s:.0f} s, so all take {left_s / 60:.0f} min more at most"
+            left_s = pair_s * (self.at[-1] - valid - 1)
+            took = f"; the last took {pair_s:.0f} s, so all {self.at[-1]} would take {math.ceil(left_s / 60)} min more"
 
-    def _hidden(self, decided: Decision, values: Mapping[str, Sequence[float]]) -> str:
+    def _hidden(self, values: Differences) -> str:
         """Return that the noise hides the accepted slowdown, and which options would show one."""
-        request, sd = self.runner.request, max(stdev(values[cell]) for cell in decided.noisy)
-        more = decision.looks(sd, request.margin)[-1]
-        found = math.ceil(100 * decision.smallest_detectable(sd))
-        ways = ["" if request.interleave else "add --interleave", "end other processes"]
-        ways += [
-            f"give --max-slowdown {found}" if request.max_slowdown < found < 100 else "",
-            f"give --pairs {more}" if more <= MOST_ADVISED else "",
-        ]
-        return (
-            f"pairs differ by {sd:.1%} (standard deviation), so {self.at[-1]} pairs cannot show "
-            f"{request.max_slowdown:.1f}%: {', or '.join(filter(None, ways))}"
-        )
+        request, sd = self.runner.request, decision.noise(values)
+        least = decision.smallest_detectable(sd)
+        ways = [] if request.interleave else ["add --interleave"]
+        ways += ["end other processes", *[f"give --max-slowdown {100 * least:g}"] * (request.margin < least < 1)]
+        return f"pairs differ by {sd:.1%} (standard deviation), so {detectable(least)}: {', or '.join(ways)}"
 
     def _fresh_pairs(self, cells: Sequence[str], wanted: int) -> list[PairTimes]:
         """Run the pairs that confirm a FAIL, until `wanted` have valid times of every cell."""
         folder, most = self.directory / "fresh", round(SPARE_PAIRS * wanted)
         while True:
             pairs = read_pairs(folder)
-            complete = len(mean_differences(pairs, cells)) >= wanted
-            if complete or len(pairs) >= most or time.monotonic() > self.deadline:
+            valid = len(mean_differences(pairs, cells))
+            if valid >= wanted or len(pairs) >= most or time.monotonic() > self.deadline:
                 return pairs
-            self.runner.note(f"stage timed: fresh pair {len(pairs) + 1} of {wanted}, to test the FAIL once more")
+            self.runner.note(f"stage timed: fresh pair {valid + 1} of {wanted}, to test the FAIL once more")
             self.runner.run(folder, len(pairs) + 1, cells)
 
     def _result(
@@ -191,19 +182,13 @@ def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]
             yield _finding("void", level, f"void in {len(faults)} pairs: {why}", cell)
 
 
-def undecided(results: Sequence[TimedCell], noisy: Sequence[str], hidden: str) -> Iterator[Finding]:
-    """Yield the cells that are neither slower nor shown to be as fast; first the one that may be slowest.
-
-    `hidden`: why the noise of the cells in `noisy` hides the answer; they stand first, and the first finding says why.
-    """
-    for cell in sorted(results, key=lambda cell: (cell.cell not in noisy, -(cell.test.ci_high or math.inf))):
-        if cell.test.word != "INCONCLUSIVE":
-            continue
-        needed = f"; about {cell.test.pairs_needed} pairs would decide it" if cell.test.pairs_needed else ""
-        shown = f"{changed_by(cell.test)} after {counted(len(cell.base_s), 'pair')}"
-        shown += f"; {hidden}" if hidden else needed
-        yield _finding("undecided", "inconclusive", shown if cell.base_s else "no pair was timed", cell.cell)
-        hidden = ""
+def undecided(results: Sequence[TimedCell]) -> Iterator[Finding]:
+    """Yield the cells that are neither slower nor shown to be as fast; first the one that may be slowest."""
+    for cell in sorted(results, key=lambda cell: -(cell.test.ci_high or math.inf)):
+        if cell.test.word == "INCONCLUSIVE":
+            needed = f"; about {cell.test.pairs_needed} pairs would decide it" if cell.test.pairs_needed else ""
+            shown = f"{changed_by(cell.test)} after {counted(len(cell.base_s), 'pair')}{needed}"
+            yield _finding("undecided", "inconclusive", shown if cell.base_s else "no pair was timed", cell.cell)
 
 
 def _finding(kind: Kind, level: Level, text: str, cell: str | None) -> Finding:
