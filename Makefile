@@ -7,6 +7,9 @@ INSTALLED := .venv/installed
 # parallel processes of the tests would each compile all of them.
 COMPILED := .venv/compiled
 INSTALL := pip install -q --no-compile
+# pip warns of a newer pip, and of root in a container: neither concerns a virtual environment.
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_ROOT_USER_ACTION = ignore
 IMPORT := import mtbench.experiments.pipeline, mtbench.training.trainer, hypothesis, openai, datasets
 unexport PYTHONDONTWRITEBYTECODE # containers often set it
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))

@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Exit codes; mtbench/cli/main.py says what they mean.
 FAILED, MISTAKE, INCOMPLETE, INTERRUPTED = 1, 2, 3, 130
@@ -36,10 +36,14 @@ def printable(text: str, keep: str = "") -> str:
 
 
 class UserError(ValueError):
-    """A mistake that the user can correct. The command line prints it in one line and exits with 2."""
+    """A mistake that the user can correct. The command line prints it in one line and exits with 2.
 
-    def __init__(self, message: str) -> None:
+    add: options with which the same command runs; the command line prints it with them.
+    """
+
+    def __init__(self, message: str, add: Sequence[str] = ()) -> None:
         super().__init__(printable(message))
+        self.add = add
 
 
 class NotNumbersError(UserError):

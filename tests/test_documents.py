@@ -126,9 +126,40 @@ def test_a_block_with_the_real_model_is_run(block: Block, tmp_path: Path) -> Non
             run([sys.executable, "-m", *words], tmp_path)
 
 
-def run(command: list[str], folder: Path) -> None:
+def run(command: list[str], folder: Path) -> str:
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.whole
+def test_the_sample_of_the_readme_is_what_is_printed_today(tmp_path: Path) -> None:
+    """Heads, arms and the beginning of the decision, by the command of `make run` on fewer items; no numbers."""
+    target = (ROOT / "Makefile").read_text().partition("\nrun: ")[2].partition("\n\n")[0].partition("$(BIN)/")[2]
+    words = shlex.split(target.replace("\\\n", " ").replace("--limit 128", "--limit 8 --rounds 1 --device cpu"))
+    printed = parts_of_table(run([sys.executable, "-m", *words], tmp_path))
+    sample = parts_of_table(README.partition("```text\n")[2].partition("```")[0])
+    assert sample.head == printed.head
+    assert sample.arms <= printed.arms
+    assert sample.decision == printed.decision
+
+
+class TableParts(NamedTuple):
+    """The words of a table's head, the first cells of the lines below it, and how the decision beside it begins."""
+
+    head: list[str]
+    arms: set[str]
+    decision: list[str]
+
+
+def parts_of_table(text: str) -> TableParts:
+    above, below = re.split(r"^─+\s*\n", text, maxsplit=1, flags=re.MULTILINE)
+    rows = below.partition("\n▲")[0].splitlines()
+    return TableParts(
+        " ".join(above.splitlines()[-2:]).split(),
+        {re.split(r"\s{2,}", row)[0] for row in rows},
+        re.findall(r"^On this demonstration, at batch size 1: ", text, flags=re.MULTILINE),
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ failed, such as a check of `mtbench doctor`; 2: a user's mistake or something mi
 
 import errno
 import importlib
+import shlex
 import signal
 import sys
 from typing import Annotated, Any, NamedTuple
@@ -132,7 +133,8 @@ def _execute() -> Any:
     try:
         return app(prog_name="mtbench", standalone_mode=False)
     except UserError as error:
-        return _complain(str(error))
+        again = shlex.join(["mtbench", *sys.argv[1:], *error.add])
+        return _complain(f"{error}: `{again}`" if error.add else str(error))
     except UsageError as error:
         return _complain_of_usage(error.format_message(), error.ctx.command_path if error.ctx else "mtbench")
     except Exception as error:

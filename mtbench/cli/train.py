@@ -59,7 +59,7 @@ class CheckpointOptions(Record):
     examples: Annotated[
         common.Examples, Field(description="Conversations to train on, of each --data; default: all.")
     ] = None
-    teacher: Annotated[str | None, option("Checkpoint to distil from.", TRAINED)] = None
+    teacher: Annotated[str | None, option("Checkpoint to distil from, as in --base.", TRAINED)] = None
     mask_token: Annotated[
         str | None,
         option(
@@ -168,7 +168,7 @@ def init(
 @app.command()
 @command
 def answers(
-    teacher: Annotated[str, option("Checkpoint that writes the answers: a folder or a hub id.", TRAINED)],
+    teacher: Annotated[str, option("Checkpoint that writes the answers: a folder, a hub id or FAMILY:ROLE.", TRAINED)],
     data: common.Data,
     out: Annotated[common.NewFolder, Field(description="JSONL file to write; must not exist.")],
     examples: common.Examples = None,

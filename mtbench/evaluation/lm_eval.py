@@ -232,8 +232,7 @@ class HarnessSuite(Suite):
         if not (source.data_dir or source.offline) and (reason := network.hub_refusal()):
             return UserError(
                 f"suite {self.name!r}: the hub cannot be reached ({reason}), and its cache has no usable data; without "
-                f"a network pass `--data-dir DIR` with {required} in it, or `--suite prompts:FILE`; families without a "
-                f"download: {network.LOCAL_FAMILIES}."
+                f"a network pass `--data-dir DIR` with {required} in it, or `--suite prompts:FILE`."
             )
         cause = error.__cause__ or error  # datasets only reports "an error occurred"; its cause has the reason
         where, retry = "on the hub", ""

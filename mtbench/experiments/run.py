@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from mtbench.decoding.arms import safe
+from mtbench.decoding.arms import is_served, safe
 from mtbench.document.console import Terminal
 from mtbench.document.formatting import counted
 from mtbench.errors import FAILED, INCOMPLETE, MissingWeights
@@ -133,19 +133,27 @@ def show_estimate(
 
     before: words before the time. budget_s: the time budget. Without weights no time is known.
     """
+    expected = stopped = None
     try:
         with ChangingLine(notes) as line:
-            expected = estimate(
-                planned, lambda done, n, what: line.show(f"time estimate: {done} of {n} cells measured; {what}")
-            )
+            line.show("time estimate: loading the models")
+            expected = estimate(planned)
+            for arm in expected.measure():
+                line.show(f"time estimate: {expected.total()}; next {arm}", now=len(expected.samples) == 1)
     except MissingWeights as error:
         console.say(f"{outlook(planned, None, budget_s)}; how long a block takes is not known: {error}")
         return
+    except KeyboardInterrupt as interrupt:  # what is known is printed
+        if expected is None:
+            raise
+        stopped = interrupt
     for cell, reason in expected.failed.items():
         console.say(f"{cell} fails: {reason}")
     console.say(f"{before}{expected.described()}")
-    if expected.starts:
-        console.say(outlook(planned, max(expected.block_of.values(), default=None), budget_s))
+    if any(is_served(cell.engine) for cell in planned.cells):
+        console.say(outlook(planned, expected.served_block_s(), budget_s))
+    if stopped:
+        raise stopped
 
 
 class PlanOnly(RunExperiment):

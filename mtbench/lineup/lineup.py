@@ -6,7 +6,6 @@ Planning, a race, a server and `mtbench ls arms` get an arm's method, its checkp
 import copy
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import NamedTuple, Self
 
 from mtbench.decoding import method_checks
@@ -23,6 +22,7 @@ from mtbench.models.inspection import Inspections
 from mtbench.models.loading import Inspected
 from mtbench.options.classes import build, roles_of
 from mtbench.plan.request import RunRequest
+from mtbench.programs import network
 
 
 class Entrant(NamedTuple):
@@ -154,13 +154,6 @@ def line_up(
 ) -> Lineup:
     """Return the lineup of a suite. Raises UserError for known faults before any download."""
     family = family_of(request, spec)
-    if acceptance is not None:
-        named = request.family or request.model or request.checkpoint or request.weights
-        if not named and not all(Path(families.path_of(source)).exists() for source in family.roles.values()):
-            raise UserError(
-                f"--simulate-acceptance {acceptance.source} needs a model, and none is named; any weights will do: add "
-                f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
-            )
     lineup = Lineup(family, request, (), acceptance, inspections)
     lineup = lineup.of(_arms(lineup))
     if request.apart and (ours := [str(arm) for arm in lineup.arms if not is_served(arm.engine)]):
@@ -200,7 +193,24 @@ def family_of(request: RunRequest, spec: str) -> Family:
         roles=roles,
     )
     _refuse_simulated(spec, family, request)
+    _refuse_absent(spec, family, request)
     return family
+
+
+def _refuse_absent(spec: str, family: Family, request: RunRequest) -> None:
+    """Raise UserError if no model is named, and that of the suite is neither here nor on a hub that can be reached."""
+    if request.family or request.model or request.checkpoint or request.weights or families.is_here(family):
+        return
+    add = "--family", [name for name, known in families.FAMILIES.items() if families.is_here(known)][-1]
+    reason = "--offline" if request.offline else network.hub_refusal()
+    if request.simulate_acceptance is not None:
+        add, reason = ("--weights", families.RANDOM + next(iter(SHAPES))), "any weights do for --simulate-acceptance"
+    if reason:
+        raise UserError(
+            f"no model is named, and {family.name}, that of {spec}, is not on this machine ({reason}); add `--model "
+            f"PATH` (a folder or GGUF file) or `{' '.join(add)}`",
+            add,
+        )
 
 
 def _arms(lineup: Lineup) -> list[Arm]:

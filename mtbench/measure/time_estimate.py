@@ -1,133 +1,164 @@
-"""How long a plan takes, measured.
+"""How long a plan takes, measured, and known better after each part that is decoded.
 
-Each cell decodes a few tokens of its first block, and one arm of each suite decodes a whole block, whose lengths stand
-for all answers. Of a serving engine one server is started, that of its first cell, which stands for its others.
+Each cell decodes a few tokens of its first block; the nearest cell that has done so stands for one that has not. Plain
+decoding at the smallest batch size begins: it takes seconds. At last one arm of each suite decodes a whole block, whose
+lengths stand for all answers; until then each answer counts with its whole token budget. Of a serving engine one server
+is started, which stands for its others.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from mtbench.decoding.arms import is_served
-from mtbench.document.formatting import duration
+from mtbench.document.formatting import counted, duration
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.time_budget import part_of, remember_start
 from mtbench.measure.workers import Done, LocalWorker, Task, Worker
-from mtbench.plan.plan import Cell, Group, Plan, SuitePlan
+from mtbench.plan.plan import Cell, Group, Plan
 
 FEW_TOKENS = 16
 WARM_UP_CALLS = 2  # of each shape of a cell; more only while something is compiled
-Show = Callable[[int, int, str], None]  # how many of how many cells are measured, and which one is next
 
 
-def estimate(plan: Plan, show: Show = lambda *_: None) -> "TimeEstimate":
-    """Return the expected times of a plan, whose models are loaded for it."""
-    show(0, len(plan.cells), "loading the models")
+def estimate(plan: Plan) -> "TimeEstimate":
+    """Return the time estimate of a plan, whose models are loaded for it."""
     pool = ModelPool(plan.request)
     pool.load(plan.cells)
-    return TimeEstimate(plan, LocalWorker(pool, plan.cells), show, loading_s=pool.loading_s or 0.0)
+    return TimeEstimate(plan, LocalWorker(pool, plan.cells), loading_s=pool.loading_s or 0.0)
 
 
 class TimeEstimate:
-    """The expected times of a plan in seconds: extrapolated from the parts that a worker decodes."""
+    """The expected times of a plan in seconds: extrapolated from the parts that a worker has decoded so far."""
 
-    def __init__(self, plan: Plan, worker: Worker, show: Show = lambda *_: None, *, loading_s: float = 0.0) -> None:
-        self.plan, self.worker, self.show = plan, worker, show
+    def __init__(self, plan: Plan, worker: Worker, *, loading_s: float = 0.0) -> None:
+        self.plan, self.worker = plan, worker
         self.loading_s = loading_s  # of the models
-        self.warm_up_s = 0.0
-        self.starts, self.starting_s = 0, 0.0  # of serving engines: one server for each arm and batch size
-        self.rescoring_s = 0.0  # of all answers of lossless arms
-        self.block_of: dict[str, float] = {}  # serving engine -> time of a block in its first cell
+        self.cells = [(g, cell) for g in plan.groups for name in g.cells if not (cell := plan.cell(name)).fault]
+        self.samples: dict[str, tuple[Cell, Done]] = {}  # cell -> a few tokens of its first block
         self.failed: dict[str, str] = {}  # cell -> its error: it counts as 0
         self.lengths: dict[str, list[int]] = {}  # suite -> tokens of the answers of a block
         self.whose: dict[str, str] = {}  # suite -> arm that gave them
-        self.prefill_s: dict[tuple[str, str], float] = {}  # suite, arm -> per prompt, in the smallest batch
-        self.begun = 0
-        each = [[self._cell_s(group, plan.cell(name)) for name in group.cells] for group in plan.groups]
-        self.blocks_s = [*map(sum, each)]  # one block in all cells of a group
+        self.open = True  # something is yet to be decoded
 
-    @property
-    def timed_s(self) -> float:
-        """The timed rounds."""
-        return sum(sum(group.rounds) * s for group, s in zip(self.plan.groups, self.blocks_s, strict=True))
+    def measure(self) -> Iterator[str]:
+        """Decode the parts one after the other. Yields the arm of each before that."""
+        for group, cell in self._in_order():
+            if is_served(cell.engine) and any(other.engine == cell.engine for other, _ in self.samples.values()):
+                continue
+            first = not self.samples
+            for _ in range(WARM_UP_CALLS):
+                yield cell.arm
+                done = self._decoded(group, cell, FEW_TOKENS)
+                if done is None:
+                    break
+                self.samples[cell.cell] = cell, done
+                if is_served(cell.engine) and done.timing.preparation_s:
+                    remember_start(cell, done.timing.preparation_s)
+                if not (first or done.timing.preparation_s):
+                    break
+        for suite in self.plan.suites:
+            free = [(g, c) for g, c in self.cells if c.cell in self.samples and c.suite == suite.suite and _is_free(c)]
+            if free:
+                group, cell = max(free, key=lambda placed: (placed[1].arm == free[0][1].arm, placed[1].batch_size))
+                yield cell.arm
+                if whole := self._decoded(group, cell, suite.max_new_tokens):
+                    self.lengths[suite.suite] = [len(g.token_ids) for g in whole.generations]
+                    self.whose[suite.suite] = cell.arm
+        self.open = False
+
+    def passes(self) -> dict[str, float]:
+        """Return the time of each pass."""
+        timed_s = warm_up_s = rescoring_s = starting_s = 0.0
+        starts = 0
+        for group, cell in self.cells:
+            visits = len(group.rounds) if self.plan.request.apart else 1
+            timed_s += sum(group.rounds) * self.block_s(group, cell)
+            if is_served(cell.engine):  # a server for each arm and batch size
+                starts += visits
+                starting_s += visits * sum(part_of(group, [cell]).starts_s)
+            else:
+                shapes = len({len(block) for block in group.blocks})
+                warm_up_s += visits * shapes * WARM_UP_CALLS * self.block_s(group, cell, FEW_TOKENS)
+            if cell.claims == "lossless" and cell.lossless_reference is not None:
+                (prompt, prompt_s, _), answers = self._pace(cell), sum(map(len, group.blocks))
+                rescoring_s += answers * prompt_s * (prompt + fmean(self._lengths(cell))) / prompt
+        named = {"timed rounds": timed_s, "warm-up": warm_up_s, "re-scoring": rescoring_s, "loading": self.loading_s}
+        return {name: s for name, s in (named | {f"{starts} starts of servers": starting_s}).items() if s}
+
+    def total(self) -> str:
+        """Return the time of all passes, and how many cells it rests on."""
+        bound = "at least" if not self.samples else "at most" if self.open else "about"
+        measured = f"{len({*self.samples, *self.failed})} of {counted(len(self.cells), 'cell')} measured"
+        return f"{bound} {duration(sum(self.passes().values()))}{f' ({measured})' if self.open else ''}"
 
     def described(self) -> str:
-        """Return the estimate in words, with the passes that it counts."""
-        passes = {
-            "timed rounds": self.timed_s,
-            "warm-up": self.warm_up_s,
-            "re-scoring": self.rescoring_s,
-            "loading": self.loading_s,
-            f"{self.starts} starts of servers": self.starting_s,
-        }
-        named = ", ".join(f"{name} {duration(seconds)}" for name, seconds in passes.items() if seconds)
-        return f"about {duration(sum(passes.values()))} ({named}), {self.assumes}"
-
-    @property
-    def assumes(self) -> str:
-        """The assumption on the answers."""
-        if not self.whose:
-            return "if every answer takes its whole token budget"
+        """Return the estimate in words, with its passes and the assumption on the answers."""
+        named = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.passes().items())
         arms = " and ".join(dict.fromkeys(self.whose.values()))
-        return f"if answers are as long as those of {arms} in one block"
+        as_long = f"answers are as long as those of {arms} in one block"
+        return f"{self.total()}, if {as_long if arms else 'every answer takes its whole token budget'}: {named}"
 
-    def _cell_s(self, group: Group, cell: Cell) -> float:
-        self.show(self.begun, len(self.plan.cells), cell.arm)
-        self.begun += 1
-        if cell.fault:
-            return 0.0
-        visits = len(group.rounds) if self.plan.request.apart else 1
-        if is_served(cell.engine):
-            self.starts += visits
-            if cell.engine in self.block_of:
-                self.starting_s += visits * sum(part_of(group, [cell]).starts_s)
-                return self.block_of[cell.engine]
+    def block_s(self, group: Group, cell: Cell, budget: int | None = None) -> float:
+        """Return the time of a block of a cell. budget: tokens of each answer; None: as many as are expected."""
+        (_, prompt_s, step_s), items = self._pace(cell), len(group.blocks[0])
+        return items * prompt_s + step_s * _steps([budget] if budget else self._lengths(cell), cell, items)
+
+    def served_block_s(self) -> float | None:
+        """Return the longest of the blocks that servers have decoded; None if none has."""
+        served = [(g, c) for g, c in self.cells if is_served(c.engine) and c.cell in self.samples]
+        return max((self.block_s(group, cell) for group, cell in served), default=None)
+
+    def _in_order(self) -> list[tuple[Group, Cell]]:
+        """Return the cells as they are measured: of each group one first, which stands for its others.
+
+        Small batches take less time. A server's start takes long, and its batch size hardly matters beside it.
+        """
+        before, keys = Counter[tuple[str, str | None]](), {}
+        for group, cell in self.cells:
+            size, served = cell.batch_size, is_served(cell.engine)
+            keys[cell.cell] = before[group.name, cell.engine], served, -size if served else size
+            before[group.name, cell.engine] += 1
+        return sorted(self.cells, key=lambda placed: keys[placed[1].cell])
+
+    def _pace(self, cell: Cell) -> tuple[float, float, float]:
+        """Return the tokens of a prompt, the time to read it and that of a step, by the cell's sample or the nearest.
+
+        More rows slow a step at most in proportion.
+        """
+        if cell.cell in self.failed or not self.samples:
+            return 1.0, 0.0, 0.0
+        known, done = self.samples.get(cell.cell) or min(self.samples.values(), key=lambda one: _distance(cell, one[0]))
+        items, timing = len(done.generations), done.timing
+        before_s = timing.prefill_s or 0.0
+        steps = _steps([len(g.token_ids) for g in done.generations], known, items)
+        step_s = (timing.wall_s - before_s) / max(steps, 1) * max(1.0, cell.batch_size / known.batch_size)
+        return timing.prompt_tokens / items, before_s / items, step_s
+
+    def _lengths(self, cell: Cell) -> list[int]:
+        """Return the tokens of the answers of one block."""
+        budget = [self.plan.suite(cell.suite).max_new_tokens]
+        return self.lengths.get(cell.suite, budget) if _is_free(cell) else budget
+
+    def _decoded(self, group: Group, cell: Cell, budget: int) -> Done | None:
+        """Return the first block, decoded; None if the cell fails."""
         suite = self.plan.suite(group.suite)
-        few = min(FEW_TOKENS, suite.max_new_tokens)
-        calls = [self._decoded(cell, suite, group.blocks[0], few) for _ in range(WARM_UP_CALLS)]
-        last = calls[-1]
-        if last is None or calls[0] is None:
-            return 0.0
-        if is_served(cell.engine) and (start_s := calls[0].timing.preparation_s):
-            remember_start(cell, start_s)
-            self.starting_s += visits * start_s
-        wall_s, before_s = last.timing.wall_s, last.timing.prefill_s or 0.0
-        self.warm_up_s += visits * WARM_UP_CALLS * wall_s * len({len(block) for block in group.blocks})
-        lengths = self._lengths(suite, cell)
-        decoded = _steps([len(g.token_ids) for g in last.generations], cell, len(last.generations))
-        block_s = before_s + (wall_s - before_s) * _steps(lengths, cell, len(last.generations)) / max(decoded, 1)
-        prompt = last.timing.prompt_tokens / len(last.generations)
-        each_s = self.prefill_s.setdefault((suite.suite, cell.arm), before_s / len(last.generations))
-        if cell.claims == "lossless" and cell.lossless_reference is not None:
-            answers = sum(map(len, group.blocks))
-            self.rescoring_s += answers * each_s * (prompt + fmean(lengths)) / prompt
-        if is_served(cell.engine):
-            self.block_of[cell.engine] = block_s
-        return block_s
-
-    def _lengths(self, suite: SuitePlan, cell: Cell) -> list[int]:
-        """Return the tokens of the answers of one block: those of the first cell that needs them."""
-        if cell.length == "fixed" or cell.accept is not None:
-            return [suite.max_new_tokens]
-        if suite.suite not in self.lengths:
-            twins = {c.cell: c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.arm)}
-            largest = max((g for g in self.plan.groups if twins.keys() & g.cells), key=lambda group: group.batch_size)
-            twin = next(twins[name] for name in largest.cells if name in twins)
-            whole = self._decoded(twin, suite, largest.blocks[0], suite.max_new_tokens)
-            if whole is None:
-                return [suite.max_new_tokens]
-            self.lengths[suite.suite] = [len(g.token_ids) for g in whole.generations]
-            self.whose[suite.suite] = cell.arm
-        return self.lengths[suite.suite]
-
-    def _decoded(self, cell: Cell, suite: SuitePlan, block: Sequence[int], budget: int) -> Done | None:
-        """Return the decoded block; None if the cell fails."""
-        requests = self.plan.requests(suite, block, max_new_tokens=budget)
-        visit = self.begun if self.plan.request.apart else 0
+        requests = self.plan.requests(suite, group.blocks[0], max_new_tokens=min(budget, suite.max_new_tokens))
+        visit = self.cells.index((group, cell)) + 1 if self.plan.request.apart else 0
         outcome = self.worker.decode(Task(cell=cell.cell, requests=requests, room=suite.room, visit=visit))
         if isinstance(outcome, Done):
             return outcome
         self.failed[cell.cell] = outcome.error
         return None
+
+
+def _distance(cell: Cell, other: Cell) -> tuple[bool, bool, int]:
+    return other.engine != cell.engine, other.suite != cell.suite, abs(other.batch_size - cell.batch_size)
+
+
+def _is_free(cell: Cell) -> bool:
+    """Return whether its answers end by themselves."""
+    return cell.length == "natural" and cell.accept is None
 
 
 def _steps(lengths: Sequence[int], cell: Cell, items: int) -> float:

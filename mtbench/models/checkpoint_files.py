@@ -87,9 +87,7 @@ def check_files(folder: Path) -> None:
     for patterns, (other, helps) in reversed(OTHER_FILES.items()):
         if found := [name for name in names for pattern in patterns.split() if fnmatch(name, pattern)]:
             what, remedy = f"{other} ({found[0]})", f"{helps}, or "
-    raise UnreadableCheckpoint(
-        f"checkpoint {str(folder)!r} has {what}; {remedy}give another with `--checkpoint ROLE=PATH_OR_ID`."
-    )
+    raise UnreadableCheckpoint(f"checkpoint {str(folder)!r} has {what}; {remedy}give another checkpoint.")
 
 
 def stored_bytes(folder: Path) -> int:

@@ -16,6 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig, Qwen2Config
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from mtbench.errors import UnreadableCheckpoint, UserError, first_line
@@ -24,7 +25,6 @@ from mtbench.models.checkpoint_files import CHECKPOINT_FILES, check_files, check
 from mtbench.models.families import RANDOM, SHAPES, locate, path_of
 from mtbench.programs import network
 
-OTHER_CHECKPOINT, OTHER_WEIGHTS = "--checkpoint ROLE=PATH_OR_ID", f"--weights {RANDOM}SHAPE"
 # transformers raises these for bad files.
 LOADING_ERRORS = (OSError, ValueError, AttributeError, ImportError, TypeError, StrictDataclassError, SafetensorError)
 ALSO_QWEN2 = {"a2d-qwen2", "Fast_dLLM_Qwen", "mimo"}  # model types; MiMo adds layers for multi-token prediction
@@ -32,18 +32,17 @@ SERVED_LAYERS = {"full_attention", "sliding_attention"}
 SERVED_ROPES = {"default", "linear", "llama3", "proportional", "yarn"}
 
 
-def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKPOINT) -> Any:
+def load_config(source: str, *, offline: bool = False) -> Any:
     """Return the checkpoint's configuration. Qwen2 under another name is read as Qwen2.
 
     That of an architecture that transformers does not know is a PretrainedConfig with the entries of its text model.
-    `other`: the option that the error message suggests, if the configuration cannot be read.
     """
     shape = source.removeprefix(RANDOM)
     if shape != source:
         if shape in SHAPES:
             return AutoConfig.for_model(**SHAPES[shape])
-        return load_config(locate(shape), offline=True, other=OTHER_WEIGHTS)
-    with explained(source, "configuration", offline, other):
+        return load_config(locate(shape), offline=True)
+    with explained(source, "configuration", offline):
         raw, _ = PretrainedConfig.get_config_dict(source, local_files_only=offline)
         check_sizes(raw)
         if raw.get("model_type") in ALSO_QWEN2:
@@ -101,11 +100,15 @@ def refuse_unserved(config: Any, source: str) -> None:
             f"checkpoint {source!r} uses rope type {', '.join(unserved)}, whose angles depend on the batch; "
             f"supported: {', '.join(sorted(SERVED_ROPES))}. See `mtbench ls families`."
         )
+    if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
+        raise UserError(
+            f"checkpoint {source!r} ({config.model_type}) is an encoder, which continues no text; give a decoder."
+        )
     attention, lacks = attention_of(config)
     if attention is None:
         raise UserError(
-            f"checkpoint {source!r} ({config.model_type}) cannot be decoded exactly: {lacks}. Give another with "
-            f"`{OTHER_CHECKPOINT}`; docs/troubleshooting.md names architectures that can be."
+            f"checkpoint {source!r} ({config.model_type}) cannot be decoded exactly: {lacks}. Give another checkpoint; "
+            "docs/troubleshooting.md names architectures that can be."
         )
 
 
@@ -136,8 +139,8 @@ def downloaded(source: str, *, offline: bool) -> Path:
 class explained:
     """Context that turns an error of transformers while loading `what` from `source` into a UserError of one line."""
 
-    def __init__(self, source: str, what: str, offline: bool, other: str = OTHER_CHECKPOINT) -> None:
-        self.source, self.what, self.offline, self.other = source, what, offline, other
+    def __init__(self, source: str, what: str, offline: bool) -> None:
+        self.source, self.what, self.offline = source, what, offline
 
     def __enter__(self) -> None:
         local = self.offline or self.source.startswith(RANDOM) or Path(path_of(self.source)).exists()
@@ -156,11 +159,11 @@ class explained:
             files = sorted(os.listdir(self.source))
             raise UnreadableCheckpoint(
                 f"checkpoint {self.source!r} has no usable {self.what}: {reason} "
-                f"(it holds: {', '.join(files[:8]) or 'nothing'}). Give another with `{self.other}`."
+                f"(it holds: {', '.join(files[:8]) or 'nothing'}). Give another checkpoint."
             ) from None
         where = "local cache" if self.offline or self.refusal else "hub"
         refused = f", and the hub cannot be reached ({self.refusal})" if self.refusal else ""
         raise UnreadableCheckpoint(
-            f"{self.source!r} cannot be loaded from the {where} ({self.what}: {reason}){refused}; pass a local folder "
-            f"or GGUF file (`--model PATH`), or `--family` with one of: {network.LOCAL_FAMILIES}."
+            f"{self.source!r} cannot be loaded from the {where} ({self.what}: {reason}){refused}; give a folder or "
+            f"GGUF file of this machine, or a family that needs no download: {network.LOCAL_FAMILIES}."
         ) from None

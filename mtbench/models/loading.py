@@ -31,8 +31,6 @@ from mtbench.models.checkpoint_files import (
     stored_shapes,
 )
 from mtbench.models.configuration import (
-    OTHER_CHECKPOINT,
-    OTHER_WEIGHTS,
     explained,
     load_config,
     max_positions,
@@ -179,7 +177,7 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
         raise UserError(
             f"checkpoint {given!r} has no mask token and no unused embedding row for one ({rows} rows, "
             "all in use); train one that has with `mtbench train … --mask-token TOKEN` (a reserved token of its "
-            "tokenizer) or `--grow-vocabulary`, or give another with `--checkpoint ROLE=PATH_OR_ID`."
+            "tokenizer) or `--grow-vocabulary`, or give another checkpoint."
         )
     ends, flags = ((), ()) if random else _end_ids(settings, tokenizer, rows, file)
     return Inspected(source, tokenizer, config, mask_id, ends, offline, flags)
@@ -229,7 +227,7 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
     inspected = inspect(locate(source), offline=offline)
     stored, source = refuse_undecodable(inspected), inspected.source
     if source.startswith(RANDOM):
-        with explained(source, "shape", offline, OTHER_WEIGHTS):
+        with explained(source, "shape", offline):
             model = random_model(inspected.config, dtype, device)
         return prepare(model, inspected.tokenizer, source=source)
     refuse_other_sizes(inspected, stored)
@@ -267,8 +265,7 @@ def loaded_model(
     for fault, names in faults.items():
         if names:
             raise UserError(
-                f"checkpoint {source!r} {fault.format(len(names))}, such as {min(names)!r}; give another with "
-                f"`{OTHER_CHECKPOINT}`."
+                f"checkpoint {source!r} {fault.format(len(names))}, such as {min(names)!r}; give another checkpoint."
             )
     return model
 
@@ -307,7 +304,7 @@ def refuse_other_sizes(inspected: Inspected, stored: Shapes) -> None:
         if name in stored and stored[name] != tuple(weight.shape):
             raise UserError(
                 f"checkpoint {inspected.source!r} has {name} of shape {list(stored[name])}, and its config.json says "
-                f"{list(weight.shape)}; give another with `{OTHER_CHECKPOINT}`."
+                f"{list(weight.shape)}; give another checkpoint."
             )
 
 
@@ -375,7 +372,7 @@ def _end_ids(settings: Any, tokenizer: Any, rows: int, file: str = "") -> tuple[
     if wrong := [i for i in configured if i is not None and type(i) is not int]:
         raise UserError(
             f"the generation settings of checkpoint {tokenizer.name_or_path!r} have the end token {wrong[0]!r:.60}, "
-            f"which is no token id; give another with `{OTHER_CHECKPOINT}`."
+            f"which is no token id; give another checkpoint."
         )
     sources = {tokenizer.eos_token_id: "the tokenizer", **dict.fromkeys(configured, file)}
     ids = sorted(i for i in sources if i is not None)

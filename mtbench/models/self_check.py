@@ -51,7 +51,7 @@ def plain_logits(model: PreTrainedModel, ids: Tensor, metadata: AttentionMetadat
         kernels.refuse_lost_device(error)
         raise UserError(
             f"transformers' modules of {model.config.model_type!r} do not run ({type(error).__name__}: "
-            f"{first_line(error)}); give another checkpoint with `--checkpoint ROLE=PATH_OR_ID`."
+            f"{first_line(error)}); give another checkpoint."
         ) from None
 
 

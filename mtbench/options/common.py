@@ -310,7 +310,7 @@ Data = Annotated[
     Sequence[str],
     option("A suite (its training split), a file, or a data set of the hub. Repeatable.", TRAINED, min_length=1),
 ]
-Base = Annotated[str, option("Checkpoint to start from: a folder or a hub id.", TRAINED)]
+Base = Annotated[str, option("Checkpoint to start from: a folder, a hub id or FAMILY:ROLE (tiny:ar).", TRAINED)]
 Examples = Annotated[int | None, option("Conversations of each --data; default: all.", TRAINED, ge=1)]
 TrainingSeed = Annotated[int, option("Random seed.", TRAINED, ge=0)]
 TrainingDryRun = Annotated[

@@ -29,11 +29,11 @@ class ChangingLine:
     def __exit__(self, *_: object) -> None:
         self.status.stop()
 
-    def show(self, text: str) -> None:
-        """Show the current step."""
+    def show(self, text: str, *, now: bool = False) -> None:
+        """Show the current step. now: in any case, not only now and then."""
         if self.console.is_terminal:
             self.status.update(escape(text))
-        elif time.monotonic() - self.printed_at > PLAIN_LINE_EVERY_S:
+        elif now or time.monotonic() - self.printed_at > PLAIN_LINE_EVERY_S:
             self.printed_at = time.monotonic()
             self.note(text)
 
@@ -76,9 +76,8 @@ class RunProgress(ChangingLine):
         if self.done == 1:
             self.first_at = now  # loading and warm-up come before
         left = self._left(now) if 1 < self.done < self.work else ""
-        if self.done == self.work:
-            self.printed_at = float("-inf")
-        self.show(f"{self.done}/{self.work} batches{left and ', '}{left} | {where} | {speed}")
+        line = f"{self.done}/{self.work} batches{left and ', '}{left} | {where} | {speed}"
+        self.show(line, now=self.done == self.work)
 
     def _left(self, now: float) -> str:
         work_s = (now - self.first_at) / (self.done - 1) * (self.work - self.done)

@@ -24,6 +24,7 @@ from mtbench.files import refuse_existing
 from mtbench.models import chat_template
 from mtbench.models.auto import fastest_for, parameters
 from mtbench.models.chat_template import NO_OPTIONS, Options
+from mtbench.models.families import existing
 from mtbench.models.loading import DTYPES, Checkpoint, load
 from mtbench.models.token_text import exact_text
 
@@ -54,6 +55,7 @@ def write_answers(
     there.
     """
     refuse_existing(out)
+    teacher = existing(teacher)
     ends_at = time.monotonic() + (float("inf") if minutes is None else 60 * minutes)
     partial, stream = out.with_name(out.name + ".partial"), iter(conversations)
     with files.write_errors(partial):

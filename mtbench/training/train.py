@@ -25,7 +25,7 @@ from mtbench.models.attention import ATTENTION
 from mtbench.models.chat_template import Options
 from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.configuration import downloaded
-from mtbench.models.families import locate
+from mtbench.models.families import existing, locate
 from mtbench.models.loading import Inspected, inspect, refuse_undecodable
 from mtbench.training.checkpoint import write_checkpoint, write_copy, write_draft, write_errors
 from mtbench.training.conversations import Data, prepare
@@ -160,14 +160,14 @@ def check(request: TrainingRequest) -> Checked:
     objective, settings = request.objective, request.settings
     given = request.mask_token is not None or request.grow_vocabulary
     needs_mask = objective.needs_mask and not given
-    base = inspect(locate(request.base), offline=request.offline, needs_mask=needs_mask)
+    base = inspect(locate(existing(request.base)), offline=request.offline, needs_mask=needs_mask)
     refuse_undecodable(base)
     _refuse_other_layout(base, objective)
     if objective.needs_mask:
         base = with_mask(base, request.mask_token, grow=request.grow_vocabulary)
     teacher = None
     if request.teacher is not None:
-        teacher = inspect(locate(request.teacher), offline=request.offline)
+        teacher = inspect(locate(existing(request.teacher)), offline=request.offline)
         refuse_undecodable(teacher)
         _refuse_other_vocabulary(base, teacher)
     data = prepare(

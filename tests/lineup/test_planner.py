@@ -243,6 +243,13 @@ def test_subtasks_are_those_of_any_suite_and_the_others_are_said_to_be_whole(
         make_plan(request.changed(suite=("talk",), subtask=("x",)))
 
 
+def test_a_method_given_twice_is_said() -> None:
+    """Each is an arm, as when the noise of two equal arms is asked for; it may be a slip."""
+    plan = make_plan(RunRequest(method=["ar", "mars:on=mars", "ar"], limit=64, batch_size=(1,), rounds=1, device="cpu"))
+    assert plan.warnings() == ["`--method ar` is given 2 times"]
+    assert [cell.arm for cell in plan.cells] == ["ar@ar/graph", "mars@mars/graph", "ar@ar/graph#2"]
+
+
 def test_batches_that_were_not_full_are_flagged(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """Three rows are no measurement of batch size 5."""
     run = begun(tmp_path / "run", checkpoints, suite=("riddle",), batch_size=(1, 5))

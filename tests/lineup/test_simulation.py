@@ -168,7 +168,7 @@ def plan(**changes: Any) -> Plan:
             {"simulate_acceptance": "length=4.5"},
             "'mars:tau=0.9@mars/graph' commits at most 4 tokens .* a length from 1 to 4, or widen",
         ),
-        ({"weights": None}, "none is named; .*add `--weights random:qwen2.5-0.5b`"),
+        ({"weights": None}, "no model is named.*or `--weights random:qwen2.5-0.5b`"),
         ({"weights": "random:qwen2.5-8b"}, "are not known; .*See `mtbench ls families`"),
         ({"checkpoint": {"ar": "random:qwen2.5-7b"}}, "--checkpoint and --weights each name the models"),
         ({"suite": ["synthetic:99999"], "limit": 1}, "do not fit .*; shorten the prompts of `--suite synthetic:99999`"),

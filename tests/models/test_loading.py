@@ -26,7 +26,7 @@ from mtbench.models import loading
 from mtbench.models.architectures import attention_of
 from mtbench.models.attention import AttentionMetadata, windowed_attention
 from mtbench.models.configuration import refuse_unserved
-from mtbench.models.families import EMBEDDED, RANDOM, SHAPES, family
+from mtbench.models.families import EMBEDDED, RANDOM, SHAPES, existing, family
 from mtbench.models.loading import Checkpoint, Inspected, inspect, load, prepare
 from mtbench.models.runner import ModelRunner
 
@@ -148,6 +148,16 @@ def test_a_role_of_a_family_can_be_replaced(tmp_path: Path) -> None:
     assert family("qwen2.5-0.5b", model=path).roles == {"ar": path}
 
 
+def test_a_checkpoint_of_a_family_is_named_by_its_role() -> None:
+    """FAMILY:ROLE, as base of a training or in a role of a run. What names nothing gets what names one."""
+    assert existing("tiny:mars") == f"{EMBEDDED}mars"
+    assert family("qwen2.5-0.5b", checkpoints={"ar": "tiny:ar"}).checkpoint("ar") == f"{EMBEDDED}ar"
+    with pytest.raises(UserError, match="'tiny' has no checkpoint in the role 'marz'; it has: ar"):
+        existing("tiny:marz")
+    with pytest.raises(UserError, match=r"'tiny' does not exist; give a folder, a GGUF file, a hub id .*tiny:ar"):
+        existing("tiny")
+
+
 PUBLISHED = {
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
@@ -181,11 +191,19 @@ def test_random_weights_take_only_the_shape_of_a_checkpoint(shape: str, tmp_path
     assert first.end_ids == ()
 
 
-def test_the_error_for_a_broken_shape_suggests_another_shape(tmp_path: Path) -> None:
-    """It suggests `--weights`, not `--checkpoint`."""
+def test_an_error_on_a_checkpoint_names_no_option(tmp_path: Path) -> None:
+    """Each command has its own: `--model`, `--base`, `--weights`."""
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"no usable configuration: .*Give another with `--weights random:SHAPE`"):
+    with pytest.raises(UserError, match=r"no usable configuration: .*Give another checkpoint\.$"):
         inspect(f"random:{tmp_path}")
+
+
+def test_an_encoder_is_called_one() -> None:
+    config = AutoConfig.for_model("bert")
+    with pytest.raises(UserError, match=r"'mine' \(bert\) is an encoder, which continues no text; give a decoder"):
+        refuse_unserved(config, "mine")
+    config.is_decoder = True
+    refuse_unserved(config, "mine")
 
 
 def test_a_shape_with_fewer_ids_than_the_tokenizer_is_rejected(tmp_path: Path) -> None:

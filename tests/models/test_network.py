@@ -2,16 +2,21 @@
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 from huggingface_hub import constants
 
+from mtbench.cli import main
 from mtbench.errors import UserError
+from mtbench.lineup.lineup import line_up
+from mtbench.models import families
 from mtbench.models.configuration import explained
 from mtbench.models.families import FAMILIES
 from mtbench.models.loading import inspect
+from mtbench.plan.request import RunRequest
 from mtbench.programs import network
 
 CLOSED = "https://127.0.0.1:1"
@@ -77,7 +82,7 @@ def test_a_checkpoint_of_a_hub_that_cannot_be_reached(monkeypatch: pytest.Monkey
     """One line at once, with what needs no network; the hub's client, which tries for half a minute, is not asked."""
     monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"hub cannot be reached \(127.*`--model PATH`.*: tiny, smollm2-135m\.$"):
+    with pytest.raises(UserError, match=r"hub cannot be reached \(127.*: tiny, smollm2-135m\.$"):
         inspect("nobody/nothing")
 
     local = [
@@ -87,3 +92,21 @@ def test_a_checkpoint_of_a_hub_that_cannot_be_reached(monkeypatch: pytest.Monkey
     assert time.monotonic() - began < 5
     assert constants.HF_HUB_OFFLINE
     assert network.hub_refusal() == "127.0.0.1: Connection refused"
+
+
+def test_a_suite_without_its_model_gets_a_command_that_runs_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command that was typed, with a family of this machine; as a library call, the option."""
+    monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
+    monkeypatch.setattr(families, "FAMILIES", {name: FAMILIES[name] for name in ("tiny", "qwen2.5-0.5b")})
+    words = ["run", "--suite", "gsm8k", "--data-dir", "a b"]
+    monkeypatch.setattr(sys, "argv", ["mtbench", *words])
+    with pytest.raises(SystemExit, match="2"):
+        main.main()
+    assert capsys.readouterr().err == (
+        "error: no model is named, and qwen2.5-0.5b, that of gsm8k, is not on this machine (127.0.0.1: Connection "
+        "refused); add `--model PATH` (a folder or GGUF file) or `--family tiny`: `mtbench run --suite gsm8k "
+        "--data-dir 'a b' --family tiny`\n"
+    )
+    assert line_up("gsm8k", RunRequest(suite=["gsm8k"], family="tiny"), None).arms

@@ -78,7 +78,7 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         for warning in planned.warnings:
             notes.say(warning)
         budget_s = planned.time_budget_s
-        show_estimate(planned.plan, console, notes, "at most; eliminated arms shorten it: ", budget_s=budget_s)
+        show_estimate(planned.plan, console, notes, "if no arm is eliminated: ", budget_s=budget_s)
         console.say(
             "for less time: --max-new-tokens, --limit, or --time-budget 10m, which ends with what is known by then"
         )

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from mtbench.errors import UnreadableCheckpoint, UserError, first_line
 from mtbench.models import gguf
 from mtbench.models.checkpoint_files import Shapes, check_sizes, stored_shapes, weight_files, weights_sha256
-from mtbench.models.configuration import OTHER_CHECKPOINT, downloaded, explained
+from mtbench.models.configuration import downloaded, explained
 from mtbench.models.drafts import block_formats, eagle_draft, mtp
 from mtbench.models.families import RANDOM, locate, path_of, read_training_record, split_part
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
@@ -54,7 +54,7 @@ def draft_config(source: str, *, offline: bool = False) -> DraftConfig | None:
         raise (UnreadableCheckpoint if traces else UserError)(
             f"no {part!r} layers of a known format in the checkpoint {location!r} "
             f"({raw.get('model_type', 'no model_type')}{traces}); known: {', '.join(mtp.LAYOUTS)}; name a draft with "
-            f"`{OTHER_CHECKPOINT}`."
+            "`--checkpoint ROLE=PATH_OR_ID`."
         )
     return None
 
@@ -84,7 +84,7 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
     if part and source.startswith(RANDOM):
         raise UserError(
             f"{location!r} are random weights, and the method reads {source!r}, a part of a checkpoint; leave the "
-            f"method out, or give a checkpoint that has the part with `{OTHER_CHECKPOINT}`."
+            "method out, or give another checkpoint, which has the part."
         )
     if (config := draft_config(source, offline=offline)) is None:
         return None
@@ -108,7 +108,7 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
         if part and all(config.rename(name) is None for name in names):
             raise UserError(
                 f"checkpoint {location!r} has no weights of its part {part!r} ({config.name}{mtp.traces({}, names)}), "
-                f"though its config.json names it; give a checkpoint with them with `{OTHER_CHECKPOINT}`."
+                "though its config.json names it; give another checkpoint."
             )
         _refuse_other_sizes(source, config, target.config, folder, offline=offline)
     if folder.is_dir() and not part:
@@ -191,11 +191,11 @@ def _check_values(source: str, config: DraftConfig, draft: FeatureDraft, stored:
 
 
 def _unusable(source: str, config: DraftConfig, reason: str) -> UserError:
-    return UnreadableCheckpoint(f"draft {source!r} ({config.name}) {reason}; give another with `{OTHER_CHECKPOINT}`.")
+    return UnreadableCheckpoint(f"draft {source!r} ({config.name}) {reason}; give another checkpoint.")
 
 
 def _misfit(source: str, config: DraftConfig, target: str, reason: str) -> UserError:
     return UserError(
-        f"draft {source!r} ({config.name}) does not fit the target {target!r}: it {reason}; give the draft of this "
-        f"target with `{OTHER_CHECKPOINT}`."
+        f"draft {source!r} ({config.name}) does not fit the target {target!r}: it {reason}; give another checkpoint, "
+        "made for this target."
     )

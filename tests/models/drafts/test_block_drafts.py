@@ -102,7 +102,7 @@ def test_a_configuration_that_cannot_be_run_is_one_line(case: str, tmp_path: Pat
     with pytest.raises(UserError) as error:
         draft_config(source)
     assert said in str(error.value)
-    assert "--checkpoint ROLE=PATH_OR_ID" in str(error.value)
+    assert "ive another checkpoint" in str(error.value)
     assert "\n" not in str(error.value)
 
 

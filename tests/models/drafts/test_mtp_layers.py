@@ -220,7 +220,10 @@ def test_a_part_is_a_word_after_the_last_sign(source: str, parts: tuple[str, str
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_nextn_predict_layers": None}, r"num_nextn_predict_layers is 0, not a number of layers .*--checkpoint"),
+        (
+            {"num_nextn_predict_layers": None},
+            r"num_nextn_predict_layers is 0, not a number of layers .*Give another checkpoint",
+        ),
         (
             {"model_type": "qwen2"},
             r"no 'mtp' layers of a known format in .*/X' \(qwen2; found: num_nextn_predict_layers, "
