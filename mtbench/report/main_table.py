@@ -22,7 +22,6 @@ from mtbench.report.phrases import (
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.figure_formats import Accuracy, AccuracyComparison, Speedup, Spread
 from mtbench.results.format import ResultCell
-from mtbench.statistics import DISTURBED
 
 CAPTION = "95% intervals in brackets, each of one arm alone. Bars: speedup on a log scale; the upright line is 1."
 IMPORTANT = ("speedup", "cost", "accuracy", "valid", "unread", "lossless", "by value", "per forward")  # of headings
@@ -177,4 +176,4 @@ def notes_of(cell: ResultCell) -> Notes:
     if (graded := cell.lossless) is not None and (note := grade_note(graded)):
         notes.append(("open", note))
     flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG] + falling_acceptance(cell)
-    return notes + [("warned" if flag.startswith(DISTURBED) else "flag", f"{flag}.") for flag in flags]
+    return notes + [("flag", f"{flag}.") for flag in flags]

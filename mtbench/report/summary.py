@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mtbench import statistics
 from mtbench.decoding.registry import plain_decoding
-from mtbench.document.formatting import counted, listed
+from mtbench.document.formatting import counted, few, listed
 from mtbench.plan.directory import RunDirectory
 from mtbench.report.phrases import breaks_promise, grade_note, readings
 from mtbench.results.comparisons import GroupKey
@@ -91,12 +91,9 @@ def warnings(cells: Sequence[ResultCell], decision: Decision | None = None) -> l
         for cell in cells
         if cell.lossless is not None and (cell.lossless.against, cell.lossless.grade) == (JUDGE, "divergent")
     ]
-    sentences += [
-        f"{flag.replace(statistics.DISTURBED, f'The machine was disturbed while {cell.arm} decoded')}."
-        for cell in cells
-        for flag in cell.flags
-        if flag.startswith(statistics.DISTURBED)
-    ]
+    disturbed = dict.fromkeys(c.arm for c in cells for flag in c.flags if flag.startswith(statistics.DISTURBED))
+    if disturbed:
+        sentences.append(f"The machine was disturbed while {few([*disturbed])} decoded; the notes say how.")
     sentences += [f"{cell.arm}: {cell.collapse}." for cell in cells if cell.collapse]
     return list(dict.fromkeys(sentences))
 

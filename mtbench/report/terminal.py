@@ -54,7 +54,10 @@ def show_results(run: RunDirectory, results: Results, console: Terminal, *, othe
     tables, of_arms = results_tables(results, console.width)
     console.print(*map(Text, disclaimers(results.cells)), "", *tables, sep="\n")
     beside = [f"Batch size {key.batch_size}: {text}" for key, text in found.beside.items()]
-    notes = [*warnings(results.cells, decision), *beside, *of_arms, *weights(results)]
+    made = [
+        f"Weights: {of}; an engine that computes with the quantised weights has other times." for of in weights(results)
+    ]
+    notes = [*warnings(results.cells, decision), *beside, *of_arms, *made]
     for note in notes[:MOST_NOTES]:
         console.print(Text(in_words(note, names)))
     if (more := len(notes) - MOST_NOTES) > 0:

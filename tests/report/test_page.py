@@ -176,7 +176,7 @@ def test_the_terminal_begins_with_the_decision_and_its_command(many_arms: RunDir
     lines = written.getvalue().splitlines()
     assert lines[0].startswith("Arithmetic: At batch size 2: use MARS")
     command = lines.index(f"--speculative-config '{'x' * 200}'")
-    assert lines[command - 1] == "Deploy MARS τ=0.95:"
+    assert lines[command - 1] == f"Deploy {ARM}:"
     assert command < next(n for n, line in enumerate(lines) if line.startswith("arithmetic, batch size"))
     assert re.fullmatch(r"\d+ more notes are on the page", lines[-1])
 
