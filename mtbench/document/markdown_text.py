@@ -53,7 +53,7 @@ def _block(block: Block) -> list[str]:
         case Notes():
             return [*(f"- **{plain(name)}.** {plain(text)}" for name, text in block.rows), ""]
         case Text():
-            strong = "**" if block.role in ("own", "mark") else ""
+            strong = "**" if block.role == "mark" else ""
             return [f"{strong}{plain(block.text)}{strong}", ""]
         case Points():
             mark = "1." if block.numbered else "-"

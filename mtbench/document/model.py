@@ -175,7 +175,7 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph. role: facts (small), own (strong), mark (a disclaimer), remark."""
+    """A paragraph. role: facts (small), mark (a disclaimer), remark."""
 
     kind: ClassVar[str] = "text"
     text: str

@@ -50,7 +50,7 @@ def _blocks(blocks: Iterable[Block], width: int, heading: str) -> Iterator[Rende
                 for number, point in enumerate(block.points, start=1):
                     mark = f"({number})" if block.numbered else " "
                     yield _verdict(point) if isinstance(point, Verdict) else RichText(f"{mark} {point}")
-            case Text(role="own" | "mark"):
+            case Text(role="mark"):
                 yield RichText(block.text)
             case Part(folded=False):
                 yield from _blocks(block.blocks, width, f"{heading}, {block.heading[:1].lower()}{block.heading[1:]}")

@@ -143,7 +143,7 @@ def _section(group: Group, own: str, picture: Figure | None, naming: Naming) -> 
     in_short = summary(cells, group.own.headline, group.place.replace(", ", " at ", 1))
     texts = [
         ("facts", " · ".join(text.facts(cells))),
-        ("own", *naming.texts([own])),
+        ("", *naming.texts([own])),
         ("", " ".join(naming.texts(in_short))),
         ("mark", " ".join(naming.texts(simulations(cells)))),
     ]
