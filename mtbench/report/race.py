@@ -29,8 +29,9 @@ def race_parts(results: Results, decision: Decision, names: Mapping[str, str]) -
     parts = [part("What was asked", rows=_request_rows(decision))]
     parts += [part(*_left(looks, results.cells, decision)) for looks in decision.looks]
     parts.append(part("What it took", _spent(decision)))
-    if decision.refused:
-        parts.append(part("What could not be raced", rows=[*decision.refused.items()]))
+    not_run = {cell.left.reason for cell in results.cells if cell.left is not None and cell.left.unraced}  # in one line
+    if refused := [(name, reason) for name, reason in decision.refused.items() if reason not in not_run]:
+        parts.append(part("What could not be raced", rows=refused))
     return parts
 
 

@@ -43,7 +43,7 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
         over_slo=over_slo,
         recommendations=recommendations,
         looks=[_looks(racing, group) for group in racing.plan.groups] if looks is None else looks,
-        refused=race.refused,
+        refused=race.refused | unraced(results),
         spent=spent_on(stored),
         serving={arm: {engine: text for engine, (text, _) in of.items()} for arm, of in serving.items()},
         schedule=measured(racing.run, recommendations),
@@ -51,6 +51,12 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
     )
     racing.run.directory.write_json(FILE, dump(decision))
     return decision
+
+
+def unraced(results: Results) -> dict[str, str]:
+    """Return the arms that the time budget had no room for, and why."""
+    gone = {f"{cell.arm} at batch size {cell.batch_size}": cell.left for cell in results.cells}
+    return {name: left.reason for name, left in gone.items() if left is not None and left.unraced}
 
 
 def _with_prompts(rec: Recommendation, stored: Stored) -> Recommendation:
