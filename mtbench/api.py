@@ -208,7 +208,10 @@ def _row(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _columns(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{prefix}.{name}": value for name, value in values.items()}
+    columns: dict[str, Any] = {}
+    for name, value in values.items():
+        columns |= _columns(f"{prefix}.{name}", value) if isinstance(value, dict) else {f"{prefix}.{name}": value}
+    return columns
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtbench import statistics as stat
-from mtbench.report.phrases import verdict_text
+from mtbench.report.phrases import shown_verdict
 from mtbench.results import verdicts
 from mtbench.results.figure_formats import Reason, Verdict
 from mtbench.statistics import Difference, Ratio, Word
@@ -34,12 +34,15 @@ def words(found: Sequence[Verdict]) -> list[str]:
     return [verdict.word for verdict in found]
 
 
+TOO_CLOSE = "inconclusive: too close to tell here"
+
+
 def speed(*speedups: Ratio) -> list[str]:
-    return [*map(verdict_text, verdicts.speed_verdicts(speedups, [None] * len(speedups)))]
+    return [shown_verdict(v).text for v in verdicts.speed_verdicts(speedups, [None] * len(speedups))]
 
 
 def accuracy(*differences: Difference, margin: float = 0.02) -> list[str]:
-    return [*map(verdict_text, verdicts.accuracy_verdicts(differences, margin))]
+    return [shown_verdict(v).text for v in verdicts.accuracy_verdicts(differences, margin)]
 
 
 # Ratios of totals
@@ -384,10 +387,10 @@ def ratio(value: float, log_se: float) -> Ratio:
 @pytest.mark.parametrize(
     ("bound", "quantile", "inside", "outside"),
     [
-        (1.02, T_5_975, "faster", "inconclusive"),
-        (1.02, -T_5_95, "same", "inconclusive"),
-        (0.98, T_5_95, "same", "inconclusive"),
-        (0.98, -T_5_975, "slower", "inconclusive"),
+        (1.02, T_5_975, "faster", TOO_CLOSE),
+        (1.02, -T_5_95, "same", TOO_CLOSE),
+        (0.98, T_5_95, "same", TOO_CLOSE),
+        (0.98, -T_5_975, "slower", TOO_CLOSE),
     ],
 )
 def test_speed_verdicts_change_at_the_margin(bound: float, quantile: float, inside: str, outside: str) -> None:
@@ -398,7 +401,7 @@ def test_speed_verdicts_change_at_the_margin(bound: float, quantile: float, insi
 
 
 @pytest.mark.parametrize(
-    ("value", "word"), [(1.03, "faster"), (1.02, "inconclusive"), (1, "same"), (0.98, "inconclusive"), (0.97, "slower")]
+    ("value", "word"), [(1.03, "faster"), (1.02, TOO_CLOSE), (1, "same"), (0.98, TOO_CLOSE), (0.97, "slower")]
 )
 def test_speed_verdicts_without_variance(value: float, word: str) -> None:
     """With equal blocks the verdict is certain, except on the margin itself."""
@@ -426,9 +429,9 @@ def test_a_single_arm_gets_the_accuracy_verdict_of_its_intervals(n: int, gained:
 def test_too_few_blocks_are_inconclusive_and_say_how_many_are_needed() -> None:
     """Even with a large speedup."""
     four = stat.ratio_of_totals([[9.0] * 4], [[1.0] * 4])
-    assert speed(four) == ["inconclusive: 4 blocks, 6 needed"]
-    assert speed(four._replace(units=1, unit="round")) == ["inconclusive: 1 round, 5 needed"]
-    assert verdicts.too_few(5) == Reason(kind="too few", text="5 blocks, 6 needed")
+    assert speed(four) == ["inconclusive: 4 of 6 blocks"]
+    assert speed(four._replace(units=1, unit="round")) == ["inconclusive: 1 of 5 rounds"]
+    assert verdicts.too_few(5) == Reason(kind="too few", text="5 of 6 blocks")
     assert verdicts.too_few(6) is None
 
 
@@ -454,21 +457,21 @@ def test_windows_too_short_to_compare(windows_s: list[float], synchronisation_s:
 
 
 def test_a_doubt_about_the_times_makes_an_arm_inconclusive() -> None:
-    """It is inconclusive for that reason. Neither it nor an arm of too few blocks counts in Holm's adjustment."""
+    """It is inconclusive for that reason, unless it has too few blocks. Neither counts in Holm's adjustment."""
     barely, few = ratio(1.0201 * math.exp(T_5_975 * 0.01), 0.01), ratio(2, 0.01)._replace(units=4)
     short = Reason(kind="too short", text="0.5 s timed, 1 s needed")
-    assert [*map(verdict_text, verdicts.speed_verdicts([barely, barely, few], [short, None, None]))] == [
+    assert [shown_verdict(v).text for v in verdicts.speed_verdicts([barely, barely, few], [short, None, short])] == [
         "inconclusive: 0.5 s timed, 1 s needed",
         "faster",
-        "inconclusive: 4 blocks, 6 needed",
+        "inconclusive: 4 of 6 blocks",
     ]
 
 
 @pytest.mark.parametrize(
     ("gained", "lost", "n", "word"),
     [
-        (10, 15, 256, "inconclusive, needs n ≈ 2738343 at the observed difference"),
-        (20, 30, 256, "inconclusive, needs n ≈ 3032 if the true difference is 0"),
+        (10, 15, 256, "inconclusive: needs n ≈ 2738343 at the observed difference"),
+        (20, 30, 256, "inconclusive: needs n ≈ 3032 if the true difference is 0"),
         (10, 10, 1319, "not worse"),
         (60, 0, 1319, "not worse"),
         (5, 20, 2000, "worse by less than the margin"),
@@ -476,7 +479,7 @@ def test_a_doubt_about_the_times_makes_an_arm_inconclusive() -> None:
         (10, 21, 1000, "worse"),
         (10, 43, 1000, "worse"),
         (10, 45, 1000, "worse than margin"),
-        (0, 0, 132, "inconclusive, needs n ≈ 133 at the observed difference"),
+        (0, 0, 132, "inconclusive: needs n ≈ 133 at the observed difference"),
         (0, 0, 133, "not worse"),
         (0, 0, 0, "inconclusive: no items"),
     ],
@@ -488,7 +491,7 @@ def test_accuracy_verdicts(gained: int, lost: int, n: int, word: str) -> None:
 
 def test_a_wider_margin_needs_fewer_items() -> None:
     """An arm that needs 2,738,343 items at 2 points needs 5,574 at 3, and is `not worse` at 6."""
-    expected = "inconclusive, needs n ≈ 5574 at the observed difference"
+    expected = "inconclusive: needs n ≈ 5574 at the observed difference"
     assert accuracy(stat.paired_difference(10, 15, 256), margin=0.03) == [expected]
     assert accuracy(stat.paired_difference(10, 15, 256), margin=0.06) == ["not worse"]
 
@@ -502,7 +505,7 @@ def test_with_many_arms_a_verdict_needs_a_smaller_p() -> None:
         "inconclusive: faster if it were the only arm; adjusted for 4 arms, the 97.5% interval is [1.02, 1.08]",
         "inconclusive: faster if it were the only arm; adjusted for 4 arms, the 98.33% interval is [1.02, 1.09]",
         "faster",
-        "inconclusive",
+        TOO_CLOSE,
     ]
 
 

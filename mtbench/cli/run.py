@@ -124,9 +124,9 @@ def report(
     with importing():
         from mtbench.experiments import pipeline
         from mtbench.experiments.choose import experiment as race
-        from mtbench.experiments.run import show_results
         from mtbench.plan.directory import RunDirectory
         from mtbench.plan.run import Run
+        from mtbench.report.terminal import show_results
 
     written = directory / "results.json"
     refuse_existing(json_to, written)

@@ -6,6 +6,7 @@ from typing import Protocol
 from mtbench.statistics import decimals
 
 NONE = "–"  # in place of a value that was not measured
+MOST_NAMED = 5  # things of a list
 
 
 class Spread(Protocol):
@@ -58,6 +59,12 @@ def counted(n: int, noun: str) -> str:
 def listed(values: Iterable[object]) -> str:
     """Return values in a row, with commas between them."""
     return ", ".join(map(str, values))
+
+
+def few(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    others = len(names) - MOST_NAMED
+    return listed(names[:MOST_NAMED]) + (f" and {others:,} more" if others > 0 else "")
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -69,7 +69,7 @@ def anchor(section: Section) -> str:
 def inline(figure: Figure) -> Markup:
     """Return a figure as part of the page: it has the page's colours, unique ids, and loads nothing."""
     prefix = figure_id(figure)
-    svg = figure.svg[figure.svg.index("<svg") :]
+    svg = figure.bare[figure.bare.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'id="([^"]+)"', rf'id="{prefix}-\1"', svg)
     svg = re.sub(r'(url\(#|href="#)', rf"\1{prefix}-", svg).replace("xlink:href", "href")

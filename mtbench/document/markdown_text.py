@@ -27,6 +27,8 @@ def markdown(document: Document) -> str:
     first = " ".join(filter(None, [document.heading if document.marks else "", document.subject]))
     lines += [plain(first if first.endswith((".", "?", "!")) else f"{first}."), ""] if first else []
     lines += [f"**{plain(document.lead)}**", ""]
+    for words, command in document.steps:
+        lines += [plain(words), "", *([f"    {' '.join(command.splitlines())}", ""] if command else [])]
     lines += [line for warning in document.warnings for line in (plain(warning), "")]
     lines += [] if document.picture is None else _figure(document.picture)
     for section in document.sections:
@@ -51,7 +53,7 @@ def _block(block: Block) -> list[str]:
         case Notes():
             return [*(f"- **{plain(name)}.** {plain(text)}" for name, text in block.rows), ""]
         case Text():
-            strong = "**" if block.role in ("own", "mark") else ""
+            strong = "**" if block.role == "mark" else ""
             return [f"{strong}{plain(block.text)}{strong}", ""]
         case Points():
             mark = "1." if block.numbered else "-"

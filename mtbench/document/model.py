@@ -11,6 +11,7 @@ Tone = Literal["good", "bad", "plain"]
 TONES: dict[str, Tone] = dict.fromkeys(("faster", "not worse", "exact"), "good")  # of a word; of any other plain
 TONES |= dict.fromkeys(("slower", "worse", "worse than margin", "divergent"), "bad")
 COMPARATIVES = ("faster", "slower", "not worse", "worse")  # verdicts that `than` may follow
+KINDS = ("warned", "failed", "void", "open", "flag", "left")  # of notes, the gravest first; warned: by a warning, too
 SIGNS: dict[Tone, str] = {"good": "▲", "bad": "▼", "plain": "•"}
 
 
@@ -24,10 +25,15 @@ class Verdict(NamedTuple):
     short: str = ""  # in place of a long word, where there is little room
 
     @classmethod
-    def of(cls, word: str, text: str = "") -> "Verdict":
-        """Return a verdict with the tone of its word. `text`: in place of the word, where there is room."""
+    def of(cls, word: str, reason: str = "") -> "Verdict":
+        """Return a verdict with the tone of its word."""
         tone = TONES.get(word, "plain")
-        return cls(text or word, "", tone, SIGNS[tone], word)
+        return cls(word, reason, tone, SIGNS[tone])
+
+    @property
+    def text(self) -> str:
+        """The word and its reason."""
+        return f"{self.word}: {self.reason}" if self.reason else self.word
 
 
 class Bar(NamedTuple):
@@ -66,8 +72,8 @@ class Entry:
 
     @property
     def light(self) -> bool:
-        """Whether the value is not to be emphasised: words, or a figure that cannot be trusted."""
-        return self.words or (self.judged is not None and self.judged.word == DISTURBED)
+        """Whether the value is not to be emphasised: it has no interval, or it cannot be trusted."""
+        return self.interval is None or (self.judged is not None and self.judged.word == DISTURBED)
 
     def line(self) -> str:
         """Return the whole entry on one line."""
@@ -81,10 +87,10 @@ class Entry:
         if not value:
             return f"{verdict.sign} {verdict.word}"
         if not self.against:
-            return f"{value}, {verdict.word}"
-        if verdict.word in COMPARATIVES:
-            return f"{value}, {verdict.word} than {self.against}"
-        return f"{value}, {verdict.word} (against {self.against})"
+            return f"{value}, {verdict.text}"
+        if verdict.text in COMPARATIVES:
+            return f"{value}, {verdict.text} than {self.against}"
+        return f"{value}, {verdict.text} (against {self.against})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,7 @@ class Row:
     number: int | None = None
     about: str = ""  # a second name below the first: the id of an arm
     group: str = ""  # consecutive rows of one group stand under its name
-    notes: Sequence[tuple[str, str]] = ()  # (kind, text), kind one of failed, void, flag
+    notes: Sequence[tuple[str, str]] = ()  # (kind, text), kind one of KINDS
     tags: Sequence[str] = ()  # words that stand next to the name everywhere
     strong: bool = False
 
@@ -118,7 +124,7 @@ class Table:
     rows: Sequence[Row]
     of: str = "arm"
     caption: str = ""
-    leading: bool = False  # the table that a reader looks for: notes beside the rows; on a phone, a card for each row
+    leading: bool = False  # a table that readers look for: notes beside the rows; on a phone, a card for each row
     text: bool = False  # all places are words, as in a list of versions
     brief: Sequence[str] = ()  # headings that the terminal shows, the most important first; empty: all
 
@@ -145,6 +151,8 @@ class Figure:
     alt: str
     svg: str
     png: bytes
+    source: str  # the note below the drawing in its files; on a page it is text, which a phone can show
+    bare: str  # the drawing as SVG without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +175,7 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph. role: facts (small), own (strong), mark (a disclaimer), remark."""
+    """A paragraph. role: facts (small), mark (a disclaimer), remark."""
 
     kind: ClassVar[str] = "text"
     text: str
@@ -232,6 +240,8 @@ class Document:
 
     title: str
     lead: str  # the first sentence: what was found
+    open: bool = False  # the lead is no decision
+    steps: Sequence[tuple[str, str]] = ()  # what to do next: words, and a command to copy or an empty text
     subject: str = ""  # what was measured, on what
     sections: Sequence[Section] = ()
     verdict: Verdict | None = None  # on the whole; stands before the title's reason

@@ -89,18 +89,20 @@ def canvas(
 
 
 def finish(figure: Canvas, note: str, *, name: str, title: str, caption: str, alt: str) -> Figure:
-    """Write the note below the figure, in as many lines as it needs, and return it as SVG and PNG."""
+    """Write the note below the figure, in as many lines as it needs, and return it as SVG and PNG; also without it."""
     height = figure.get_size_inches()[1] * 72
+    bare, svg, png = io.StringIO(), io.StringIO(), io.BytesIO()
+    plain: Any = {"format": "svg", "transparent": True, "metadata": {"Date": None, "Creator": None}}
+    figure.savefig(bare, **plain)
     lines = wrapped(note, NOTE_LETTERS)
     for line, text in enumerate(lines):
         place = (4 / WIDTH, (5 - NOTE_LINE * line) / height)
         figure.text(*place, text, fontsize=8, color=MUTED, va="baseline")
     below = NOTE_LINE * (len(lines) - 1)
     paper = Bbox([[0, -below / 72], [WIDTH / 72, height / 72]])
-    svg, png = io.StringIO(), io.BytesIO()
-    figure.savefig(svg, format="svg", transparent=True, bbox_inches=paper, metadata={"Date": None, "Creator": None})
+    figure.savefig(svg, bbox_inches=paper, **plain)
     figure.savefig(png, format="png", dpi=200, facecolor="#ffffff", bbox_inches=paper, metadata={"Software": None})
-    return Figure(name, title, caption, alt, svg.getvalue(), png.getvalue())
+    return Figure(name, title, caption, alt, svg.getvalue(), png.getvalue(), note, bare.getvalue())
 
 
 def label(number: int, name: str, longest: int = LONGEST, *, void: bool = False) -> str:

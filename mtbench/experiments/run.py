@@ -24,8 +24,7 @@ from mtbench.plan.request import DecodingRequest, Execution, RunRequest, RunSess
 from mtbench.plan.run import Run
 from mtbench.report.phrases import breaks_promise, suite_name
 from mtbench.report.progress import ChangingLine
-from mtbench.report.summary import read_decision
-from mtbench.report.terminal import decision_lines, plan_table, results_tables
+from mtbench.report.terminal import plan_table, show_results
 from mtbench.results.aggregate import assemble
 from mtbench.results.format import ResultCell, Results
 
@@ -103,7 +102,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         return results
 
     def show(self, job: Job[RunRequest, RunSession], results: Results, console: Terminal) -> None:
-        """Print the tables and the decision."""
+        """Print the decision and the tables."""
         show_results(job.directory, results, console)
 
     def exit_code(self, results: Results, session: RunSession) -> int:
@@ -116,14 +115,6 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
 def folder_of(request: DecodingRequest) -> str:
     """Return the name that begins the default directory of a run: its suite's."""
     return safe(request.suite[0].partition(":")[0])
-
-
-def show_results(run: RunDirectory, results: Results, console: Terminal) -> None:
-    """Print the tables of a run, and its decision."""
-    for table in results_tables(results, console.width):
-        console.print(table)
-    for line in decision_lines(results, read_decision(run)):
-        console.say(line)
 
 
 def show_estimate(

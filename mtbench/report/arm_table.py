@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mtbench.document.formatting import few
 from mtbench.document.model import Entry, Row, Table
 from mtbench.report.arm_names import in_words
 from mtbench.results.format import ResultCell
@@ -52,14 +53,31 @@ def named(table: Table, names: Mapping[str, str]) -> Table:
         return text and in_words(text, names)
 
     def named_entry(entry: Entry) -> Entry:
-        verdict = entry.judged and entry.judged._replace(word=in_words(entry.judged.word, names))
+        verdict = entry.judged and entry.judged._replace(reason=in_words(entry.judged.reason, names))
         return replace(entry, verdict=verdict, against=words(entry.against), detail=words(entry.detail))
 
     grouped = [replace(row, group=in_words(row.group, names)) for row in table.rows]
     rows = [
-        replace(row, name=names.get(row.name, row.name), about=row.name if row.number else "")
-        for row in (replace(row, entries=[*map(named_entry, row.entries)]) for row in grouped)
+        replace(
+            row,
+            name=names.get(row.name, row.name),
+            about=row.name if row.number else "",
+            entries=[*map(named_entry, row.entries)],
+            notes=[(kind, in_words(text, names)) for kind, text in row.notes],
+        )
+        for row in grouped
     ]
     columns = [(in_words(heading, names), in_words(meaning, names)) for heading, meaning in table.columns]
     brief = [in_words(heading, names) for heading in table.brief]
     return replace(table, columns=columns, rows=rows, brief=brief)
+
+
+def said_once(table: Table) -> tuple[Table, list[str]]:
+    """Return the table without the notes that several rows share, and these with the names of their rows."""
+    rows_of: dict[tuple[str, str], list[str]] = {}
+    for row in table.rows:
+        for note in row.notes:
+            rows_of.setdefault(note, []).append(row.name)
+    once = [replace(row, notes=[note for note in row.notes if len(rows_of[note]) == 1]) for row in table.rows]
+    shared = [(names, text) for (_, text), names in rows_of.items() if len(names) > 1]
+    return replace(table, rows=once), [f"{few(names)}: {text}" for names, text in shared]

@@ -20,7 +20,7 @@ from mtbench.document.formatting import (
 )
 from mtbench.document.model import Entry, Row, Table
 from mtbench.report.arm_table import Column, Notes, arm_row, failure, table_of
-from mtbench.report.phrases import shown_verdict
+from mtbench.report.phrases import shown_verdict, speed_entry
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.figure_formats import (
     Accuracy,
@@ -83,7 +83,7 @@ def accuracy_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], righ
             ]
             rows.append(arm_row(cell, numbers, entries))
     caption = "Paired differences on the same items, one row for each arm and baseline"
-    return Table(columns, rows, caption=caption)
+    return Table(columns, rows, caption=caption, leading=True)
 
 
 def task_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:
@@ -124,7 +124,7 @@ def _task_entry(part: TaskFigures | ResultCell, baseline: str | None) -> Entry:
     speedup = next((s for s in speedups if s.baseline == baseline), None)
     speed = Entry()
     if speedup is not None and speedup.value:
-        speed = Entry(times(speedup.value), interval(bounds(speedup)), speedup.verdict.word)
+        speed = speed_entry(speedup, shown_verdict(speedup.verdict, bounds(speedup), brief=True))
     elif part.tokens_per_s.value is not None:
         speed = Entry(f"{number(part.tokens_per_s.value)} tokens/s")
     if part.accuracy is None:
@@ -150,7 +150,7 @@ def range_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
         baseline = own.headline[cell.arm].baseline if cell.arm in own.headline else None
         for part in getattr(cell, name):
             over = [s for s in part.speedup if s.baseline == baseline]
-            speedups = [Entry(times(s.value), interval(bounds(s)), s.verdict.word) for s in over]
+            speedups = [speed_entry(s, shown_verdict(s.verdict, bounds(s), brief=True)) for s in over]
             row = arm_row(cell, numbers, [*(entry(part) for *_, entry in columns), *(speedups or [Entry()])])
             rows.append(replace(row, name=part.part, number=None, group=f"{numbers[cell.arm]}. {cell.arm}"))
     headings = [*((heading, meaning) for heading, meaning, _ in columns), ("speedup", "as in the main table")]
@@ -255,10 +255,9 @@ def _speedup_entry(speedup: Speedup | None) -> Entry:
         return Entry()
     detail, plain = length_detail(speedup), speedup.plain
     if speedup.includes_engine:
-        detail = f"plain {plain.arm} {times(plain.value)}" if plain else None
-    return Entry(
-        times(speedup.value), interval(bounds(speedup)), shown_verdict(speedup.verdict), speedup.baseline, detail
-    )
+        detail = f"plain {plain.arm} {times(plain.value)}" if plain and bounds(plain) else None
+    verdict = shown_verdict(speedup.verdict, bounds(speedup))
+    return speed_entry(speedup, verdict, against=speedup.baseline, detail=detail)
 
 
 def length_detail(speedup: Speedup) -> str | None:
@@ -269,7 +268,7 @@ def length_detail(speedup: Speedup) -> str | None:
 
 
 def _decode_entry(speedup: Speedup | None) -> Entry:
-    if speedup is None or speedup.decode is None:
+    if speedup is None or speedup.decode is None or not bounds(speedup.decode):
         return Entry()
     return Entry(times(speedup.decode.value), interval(bounds(speedup.decode)), against=speedup.baseline)
 
@@ -296,7 +295,8 @@ def factor_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: O
         ),
     ]
     caption = "Factors over the baseline on the same checkpoint; their product over the answer length is the speedup"
-    return table_of(columns, [cell for cell in cells if cell.arm in own.same], numbers, caption)
+    with_intervals = [cell for cell in cells if cell.arm in own.same and bounds(own.same[cell.arm])]
+    return table_of(columns, with_intervals, numbers, caption)
 
 
 def latency_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:

@@ -31,13 +31,13 @@ from mtbench.plan.run import Run
 from mtbench.records import cleaned, dump
 from mtbench.report import figures, text
 from mtbench.report.arm_names import arm_names, in_words
-from mtbench.report.arm_table import named
+from mtbench.report.arm_table import named, said_once
 from mtbench.report.detail_tables import detail_tables
 from mtbench.report.generation_viewer import ITEMS, viewer
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import batches, checkpoint_names, disclaimers, fewer_items, simulations, suite_name
 from mtbench.report.publication import publication_section
-from mtbench.report.race import race_parts
+from mtbench.report.race import race_parts, steps
 from mtbench.report.summary import decided, over_batch_sizes, read_decision, summary, warnings
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, own_speedups
 from mtbench.results.decision_format import Decision
@@ -55,7 +55,7 @@ class Naming(NamedTuple):
 
     @classmethod
     def of(cls, cells: Sequence[ResultCell]) -> "Naming":
-        arms = dict.fromkeys(cell.arm for cell in cells)
+        arms = dict.fromkeys(cell.arm for cell in sorted(cells, key=text.has_begun, reverse=True))
         return cls({arm: number for number, arm in enumerate(arms, start=1)}, arm_names(cells))
 
     def texts(self, sentences: Sequence[str]) -> list[str]:
@@ -75,6 +75,7 @@ class Group:
     details: Mapping[str, Table]  # by heading
     figures: list[Figure]
     note: str  # its source and limits
+    not_begun: list[str]  # arms without an answer, in sentences
 
     @property
     def place(self) -> str:
@@ -108,16 +109,17 @@ def document(
     results: Results, decision: Decision | None, groups: Sequence[Group], naming: Naming, generations: Widget
 ) -> Document:
     """Return the document of a run."""
-    headline, texts, _ = decided(results, decision)
+    found = decided(results, decision)
     picture = _picture(groups)
     cells = results.cells
-    sections = [
-        _section(group, texts.get(group.key, "") if len(groups) > 1 else "", picture, naming) for group in groups
-    ]
+    sections = [_section(group, found.beside.get(group.key, ""), picture, naming) for group in groups]
+    todo = [] if decision is None else steps(decision, "DIR")
     race = [] if decision is None else race_parts(results, decision, naming.words)
     return Document(
         title=text.question(cells),
-        lead=in_words(headline, naming.words) if groups else "Nothing was run.",
+        lead=in_words(found.headline, naming.words) if groups else "Nothing was run.",
+        open=found.open,
+        steps=[(in_words(words, naming.words), command) for words, command in todo],
         subject=text.subject(results),
         marks=disclaimers(cells),
         warnings=naming.texts(warnings(cells, decision)),
@@ -136,17 +138,18 @@ def document(
 
 
 def _section(group: Group, own: str, picture: Figure | None, naming: Naming) -> Section:
-    """Return the section of a group. own: the recommendation, if the decision covers several groups."""
+    """Return the section of a group. own: what the decision says of it beside the first sentence."""
     cells = group.cells
     in_short = summary(cells, group.own.headline, group.place.replace(", ", " at ", 1))
     texts = [
         ("facts", " · ".join(text.facts(cells))),
-        ("own", *naming.texts([own])),
+        ("", *naming.texts([own])),
         ("", " ".join(naming.texts(in_short))),
         ("mark", " ".join(naming.texts(simulations(cells)))),
     ]
+    main, notes = said_once(group.main)
     blocks: list[Block] = [Text(line, role) for role, line in texts if line]
-    blocks.append(group.main)
+    blocks += [main, *(Text(note, "remark") for note in [*notes, *naming.texts(group.not_begun)])]
     blocks += [Part(name, [table], open=name == "Accuracy compared") for name, table in group.details.items()]
     remarks = [*(f"{fact[:1].upper()}{fact[1:]}." for fact in fewer_items(cells)), *text.gaps(cells)]
     marked = [Text(remark, "remark") for remark in naming.texts(remarks)]
@@ -158,7 +161,10 @@ def _section(group: Group, own: str, picture: Figure | None, naming: Naming) -> 
 
 def _groups(results: Results, naming: Naming) -> list[Group]:
     groups: list[Group] = []
-    for key, cells in groups_of(results.cells).items():
+    for key, planned in groups_of(results.cells).items():
+        cells = [*filter(text.has_begun, planned)]
+        if not cells:
+            continue
         slug = _unique(_slug(key.suite, key.batching, f"b{key.batch_size}"), [group.slug for group in groups])
         own, note = own_speedups(cells), source(cells, results, key)
         sound = [cell for cell in cells if cell.status != "failed"]
@@ -174,16 +180,17 @@ def _groups(results: Results, naming: Naming) -> list[Group]:
                 {heading: named(table, naming.words) for heading, table in details.items()},
                 [replace(figure, name=f"{slug}.{figure.name}") for figure in drawn],
                 note,
+                text.not_begun(planned),
             )
         )
     return groups
 
 
 def _picture(groups: Sequence[Group]) -> Figure | None:
-    """Return the figure that the page starts with: of the first suite's largest batch, which has all items."""
-    of_first = [group for group in groups if group.key.suite == groups[0].key.suite and group.figures]
-    with_speedups = [group for group in of_first if group.figures[0].name.endswith(figures.SPEEDUPS)]
-    by_size = sorted(with_speedups or of_first, key=lambda g: (g.key.batch_size, g.key.batching == "static"))
+    """Return the speedups of the first suite's largest batch, which has all items; the page starts with them."""
+    drawn = [group for group in groups if group.figures and group.figures[0].name.endswith(figures.SPEEDUPS)]
+    of_first = [group for group in drawn if group.key.suite == groups[0].key.suite]
+    by_size = sorted(of_first, key=lambda g: (g.key.batch_size, g.key.batching == "static"))
     return by_size[-1].figures[0] if by_size else None
 
 

@@ -68,7 +68,7 @@ def draw(scene: Scene) -> list[Figure]:
 
 def _speedups(scene: Scene) -> Figure | None:
     """Draw the speedup of each arm with its interval, on a log scale; to the right its accuracy, if there is one."""
-    shown = [(cell, own) for cell in scene.cells if (own := scene.headline.get(cell.arm)) and own.value]
+    shown = [(cell, own) for cell in scene.cells if (own := scene.headline.get(cell.arm)) and bounds(own)]
     if not shown:
         return None
     caption = f"Wall time of plain decoding over that of the arm, on the same prompts. {FILLED}"
@@ -80,7 +80,8 @@ def _speedups(scene: Scene) -> Figure | None:
     over = baselines.pop() if len(baselines) == 1 else "the deployed baseline"
     title = f"Speedup over {over}"
     scored = any(cell.accuracy is not None for cell, _ in shown)
-    subtitle = f"95% intervals; right: speedup{' and accuracy' if scored else ''}"
+    size = f"batch size {shown[0][0].batch_size}"
+    subtitle = f"{size}, 95% intervals; right: speedup{' and accuracy' if scored else ''}"
     right = 88 if scored else 46
     figure, axes = plots.canvas(title, subtitle, ROW * len(shown) + 6, left=NAMES, right=right, axis=26)
     reach, texts = [1.0], []
@@ -92,11 +93,11 @@ def _speedups(scene: Scene) -> Figure | None:
         beside: Any = {"transform": edge, "va": "center_baseline", "fontsize": 10, "clip_on": False}
         unit = 1 / (WIDTH - NAMES - right)
         weight = "normal" if speedup.verdict.reason else "bold"
-        axes.text(1 + 40 * unit, row, times(speedup.value, 2), ha="right", fontweight=weight, **beside)
+        axes.text(1 + 40 * unit, row, times(speedup.value), ha="right", fontweight=weight, **beside)
         accuracy = None if cell.accuracy is None else cell.accuracy.value
         if scored:
             axes.text(1 + 86 * unit, row, f"{percent(accuracy)}%", ha="right", color=MUTED, **beside)
-        texts.append(f"{scene.name(cell.arm)} {_in_words(speedup, 2)}")
+        texts.append(f"{scene.name(cell.arm)} {_in_words(speedup)}")
     low, high = min(value for value in reach if value > 0), max(reach)
     space = max(1.04, (high / low) ** 0.04)
     plots.factor_axis(axes, min(0.9, low / space), max(1.1, high * space))
@@ -148,7 +149,8 @@ def _frontier(scene: Scene) -> Figure | None:
     points = [
         (cell, cell.tokens_per_s.value, 100 * cell.accuracy.value)
         for cell in scene.cells
-        if cell.tokens_per_s.value is not None and cell.accuracy is not None and cell.accuracy.value is not None
+        if cell.tokens_per_s.value is not None and bounds(cell.tokens_per_s)
+        if cell.accuracy is not None and cell.accuracy.value is not None
     ]
     if not points:
         return None

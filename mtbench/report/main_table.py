@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from mtbench.document.formatting import NONE, bounds, count, counted, interval, number, times
+from mtbench.document.formatting import NONE, bounds, count, counted, interval, number
 from mtbench.document.model import Bar, Entry, Table
 from mtbench.report.arm_table import Column, Notes, table_of
 from mtbench.report.detail_tables import length_detail, percent_entry
@@ -13,7 +13,9 @@ from mtbench.report.phrases import (
     falling_acceptance,
     flags_of_measurement,
     grade_note,
-    speed_word,
+    shown_verdict,
+    speed_entry,
+    speed_verdict,
     spread_over_tasks,
     ungraded,
 )
@@ -21,7 +23,7 @@ from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.figure_formats import Accuracy, AccuracyComparison, Speedup, Spread
 from mtbench.results.format import ResultCell
 
-CAPTION = "95% intervals in brackets. Bars: speedup on a log scale; the upright line is 1."
+CAPTION = "95% intervals in brackets, each of one arm alone. Bars: speedup on a log scale; the upright line is 1."
 IMPORTANT = ("speedup", "cost", "accuracy", "valid", "unread", "lossless", "by value", "per forward")  # of headings
 LEAST_SPAN = 1.25  # of the axis of the bars, as a factor on either side of 1
 
@@ -95,16 +97,17 @@ def _answer_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Colum
 
 def _bars(speedups: Sequence[Speedup]) -> Callable[[Speedup], Bar | None]:
     """Return what draws a speedup on one logarithmic axis for all of them, with the factor 1 on it."""
-    ends = [end for s in speedups for end in (s.value, *(bounds(s) or ())) if end is not None and end > 0]
+    ends = [end for s in speedups for end in bounds(s) or () if end > 0]
     low, high = min([1 / LEAST_SPAN, *ends]), max([LEAST_SPAN, *ends])
 
     def place(factor: float) -> float:
         return round(math.log(min(max(factor, low), high) / low) / math.log(high / low), 4)
 
     def bar(speedup: Speedup) -> Bar | None:
-        if speedup.value is None or speedup.value <= 0:
+        ends = bounds(speedup)
+        if ends is None or speedup.value is None or speedup.value <= 0:
             return None
-        least, most = bounds(speedup) or (speedup.value, speedup.value)
+        least, most = ends
         return Bar(place(max(least, low)), place(speedup.value), place(most), place(1.0))
 
     return bar
@@ -113,11 +116,11 @@ def _bars(speedups: Sequence[Speedup]) -> Callable[[Speedup], Bar | None]:
 def _share_entry(share: Accuracy | None, compared: Sequence[AccuracyComparison], own: Speedup | None) -> Entry:
     """Return an accuracy or the share of valid answers, with the verdict against the arm's baseline if there is one."""
     entry = percent_entry(share)
-    words = {comparison.baseline: comparison.verdict.word for comparison in compared}
-    if share is None or share.value is None or not words:
+    verdicts = {comparison.baseline: shown_verdict(comparison.verdict, brief=True) for comparison in compared}
+    if share is None or share.value is None or not verdicts:
         return entry
-    baseline = own.baseline if own is not None and own.baseline in words else next(iter(words))
-    return replace(entry, verdict=words[baseline], against=None if own else baseline)
+    baseline = own.baseline if own is not None and own.baseline in verdicts else next(iter(verdicts))
+    return replace(entry, verdict=verdicts[baseline], against=None if own else baseline)
 
 
 def _headline_entry(
@@ -126,13 +129,12 @@ def _headline_entry(
     if speedup is None or speedup.value is None:
         return _other_engine_entry(cell)
     details = [detail for detail in (_by_task(cell, speedup.spread), length_detail(speedup)) if detail]
-    return Entry(
-        times(speedup.value),
-        interval(bounds(speedup)),
-        speed_word(cell, speedup),
-        speedup.baseline if named else None,
-        "; ".join(details) or None,
-        None if cell.void else drawn(speedup),
+    return speed_entry(
+        speedup,
+        speed_verdict(cell, speedup),
+        against=speedup.baseline if named else None,
+        detail="; ".join(details) or None,
+        bar=None if cell.void else drawn(speedup),
     )
 
 
@@ -140,7 +142,7 @@ def _other_engine_entry(cell: ResultCell) -> Entry:
     over = over_fastest_engine(cell)
     if over is None or cell.engine is not None:
         return Entry()
-    return Entry(times(over.value), interval(bounds(over)), against=over.baseline, detail="includes the engine")
+    return speed_entry(over, None, against=over.baseline, detail="includes the engine")
 
 
 def _by_task(cell: ResultCell, spread: Spread | None) -> str | None:
@@ -167,12 +169,11 @@ def notes_of(cell: ResultCell) -> Notes:
     if cell.error:
         notes.append(("failed", f"Failed: {cell.error}"))
     elif cell.status == "partial":
-        notes.append(("failed", "Unfinished (partial): some items have no answer yet; continue with `--resume`."))
+        notes.append(("warned", "Unfinished (partial): some items have no answer yet; continue with `--resume`."))
     notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell.void]
     if cell.left is not None:
-        when = "Not raced" if cell.left.unraced else f"Left after {counted(cell.left.block, 'block')}"
-        notes.append(("flag", f"{when}: {cell.left.reason}."))
+        notes.append(("left", f"Left after {counted(cell.left.block, 'block')}: {cell.left.reason}."))
     if (graded := cell.lossless) is not None and (note := grade_note(graded)):
-        notes.append(("flag", note))
+        notes.append(("open", note))
     flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG] + falling_acceptance(cell)
     return notes + [("flag", f"{flag}.") for flag in flags]

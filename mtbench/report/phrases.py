@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from mtbench import statistics
 from mtbench.document import model
-from mtbench.document.formatting import bounds, counted, listed, number, percent
+from mtbench.document.formatting import NONE, bounds, counted, interval, listed, number, percent, times
 from mtbench.lineup.simulation import KINDS, flags_of
 from mtbench.models.families import FAMILIES, PART, RANDOM, short_name
 from mtbench.plan.plan import OTHER_RULE
 from mtbench.results.comparisons import by_reading
-from mtbench.results.figure_formats import SameItems, Speedup, Spread, Verdict
+from mtbench.results.decision_text import EPSILON_NEEDS, TOO_CLOSE
+from mtbench.results.figure_formats import Alone, NeededItems, SameItems, Speedup, Spread, TaskSpeedup, Verdict
 from mtbench.results.format import ResultCell
 from mtbench.results.lossless_format import JUDGE, Lossless
 
@@ -19,6 +20,7 @@ DEMONSTRATION = "Demonstration of how mtbench works: small model, CPU, synthetic
 SMALL_MODEL = "Demonstration: small model"
 REPEATED_FLAG = "accuracy inconclusive"  # a row has it in its verdict
 DIVISIONS = {"context": "tokens before the forward", "category": "category", "thinking": "thinking or answer"}
+ADJUSTED = "not clear once adjusted for all comparisons"
 READINGS = "Accuracy is by the rule of the benchmark's owner, the score; by value, a right result counts in any form."
 SIMULATED = "Simulated {kinds}: speed only, not the speed of a trained model"
 
@@ -107,36 +109,51 @@ def spread_over_tasks(spread: Spread | None) -> str | None:
     return f"{words}, {left_out} of {spread.tasks} tasks measured too little" if left_out else words
 
 
-def verdict_text(verdict: Verdict) -> str:
-    """Return a verdict as text: its word, and what it lacks or rests on."""
-    if verdict.reason is not None:
-        return f"{verdict.word}: {verdict.reason.text}"
-    if (alone := verdict.alone) is not None:
-        number_ = f"{alone.arms} arms" if alone.looks == 1 else f"{alone.arms} arms and {alone.looks} looks"
-        ends = f"[{100 * alone.low:+.1f}, {100 * alone.high:+.1f}] points"
-        if alone.word in get_args(statistics.SpeedWord):
-            ends = f"[{alone.low:.2f}, {alone.high:.2f}]"
-        adjusted = f"adjusted for {number_}, the {100 * alone.level:.4g}% interval is {ends}"
-        return f"{verdict.word}: {alone.word} if it were the only arm; {adjusted}"
-    if verdict.needed is not None:
-        assumed = "at the observed difference" if verdict.needed.observed else "if the true difference is 0"
-        return f"{verdict.word}, needs n ≈ {verdict.needed.n} {assumed}"
-    return verdict.word
+def shown_verdict(verdict: Verdict, ends: Sequence[float] | None = None, *, brief: bool = False) -> model.Verdict:
+    """Return a verdict with what it lacks or rests on. ends: of a speedup, its interval, which is of one arm alone.
+
+    brief: only if it is open, in a few words.
+    """
+    why, (low, high) = "", ends or (1.0, 1.0)
+    if verdict.word == statistics.INCONCLUSIVE:
+        is_clear = low > 1 + statistics.SPEED_MARGIN or high < 1 - statistics.SPEED_MARGIN
+        why = ADJUSTED if is_clear or verdict.alone else "too few items" if verdict.needed else TOO_CLOSE
+    if verdict.reason is not None and (why or not brief):
+        why = verdict.reason.text
+        if brief and verdict.reason.kind == "disturbed":
+            return model.Verdict.of(statistics.DISTURBED)
+    elif not brief:
+        why = _adjusted(verdict.alone) if verdict.alone else _needs(verdict.needed) if verdict.needed else why
+    return model.Verdict.of(verdict.word, why)
 
 
-def shown_verdict(verdict: Verdict) -> model.Verdict:
-    """Return a verdict as text for a table, which may shorten it to its word."""
-    return model.Verdict.of(verdict.word, verdict_text(verdict))
+def _adjusted(alone: Alone) -> str:
+    number_ = f"{alone.arms} arms" if alone.looks == 1 else f"{alone.arms} arms and {alone.looks} looks"
+    ends = f"[{100 * alone.low:+.1f}, {100 * alone.high:+.1f}] points"
+    if alone.word in get_args(statistics.SpeedWord):
+        ends = f"[{alone.low:.2f}, {alone.high:.2f}]"
+    adjusted = f"adjusted for {number_}, the {100 * alone.level:.4g}% interval is {ends}"
+    return f"{alone.word} if it were the only arm; {adjusted}"
 
 
-def speed_word(cell: ResultCell, speedup: Speedup) -> str | None:
+def _needs(needed: NeededItems) -> str:
+    return f"needs n ≈ {needed.n} {'at the observed difference' if needed.observed else 'if the true difference is 0'}"
+
+
+def speed_entry(speedup: TaskSpeedup, verdict: model.Verdict | str | None, **given: Any) -> model.Entry:
+    """Return a speedup, its interval and verdict; without an interval what it lacks. given: the rest of the entry."""
+    ends, reason = interval(bounds(speedup)), speedup.verdict.reason
+    if ends is None:
+        return model.Entry(NONE if reason is None else reason.text, against=given.get("against"))
+    return model.Entry(times(speedup.value), ends, verdict, **given)
+
+
+def speed_verdict(cell: ResultCell, speedup: Speedup) -> model.Verdict | None:
     """Return the verdict on a speedup. None where it is open and the arm has lost a race: its note has more."""
     verdict = speedup.verdict
-    if verdict.reason is not None and verdict.reason.kind == "disturbed":
-        return statistics.DISTURBED
     lost = cell.left is not None and cell.left.lost and cell.left.rival is not None
     is_open = verdict.word == statistics.INCONCLUSIVE and verdict.reason is None
-    return None if lost and is_open else verdict.word
+    return None if lost and is_open else shown_verdict(verdict, bounds(speedup), brief=True)
 
 
 def falling_acceptance(cell: ResultCell) -> list[str]:
@@ -162,12 +179,12 @@ def grade_note(graded: Lossless) -> str | None:
         return f"Its tokens are not the choices of {JUDGE} {differ}: the engine computes otherwise, or another model."
     if graded.grade == "near-tie" and graded.why is not None:  # audited, since an answer is not valid
         return graded.why
-    if graded.grade != "inconclusive" or graded.why is None:
+    if graded.grade != "inconclusive":
         return None
     what = (
         "No token was judged" if graded.against == JUDGE else f"Other tokens than {graded.against} {differ}, not judged"
     )
-    return f"{what}: {graded.why}."
+    return f"{what}: {graded.why or EPSILON_NEEDS}."
 
 
 def ungraded(cell: ResultCell) -> str:

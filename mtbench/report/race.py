@@ -7,54 +7,59 @@ from mtbench.document.formatting import bounds, counted, interval, listed, numbe
 from mtbench.document.model import Pairs, Part, Text
 from mtbench.report.arm_names import in_words
 from mtbench.report.phrases import batches, suite_name
+from mtbench.report.text import has_begun
 from mtbench.results.decision_format import Decision, Looks, Schedule
-from mtbench.results.decision_text import budget_spent
+from mtbench.results.decision_text import ALL_USED
 from mtbench.results.format import ResultCell, Results
 
-DEPLOY, SCHEDULE = "Deploy", "one server for all batch sizes, with a schedule of drafts"
+SCHEDULE = "one server for all batch sizes, with a schedule of drafts"
 LIMITS = {"ttft": "time to the first token", "itl": "time between commits"}  # names in `--slo`
-Rows = list[tuple[str, str]]  # name and text
+Rows = list[tuple[str, str]]  # name or words, and text or command
 
 
 def race_parts(results: Results, decision: Decision, names: Mapping[str, str]) -> list[Part]:
     """Return the parts of the section, with readable names of arms."""
 
-    def part(heading: str, text: str = "", rows: Sequence[tuple[str, str]] = (), *, code: bool = False) -> Part:
-        """Return a sentence and rows of a name and a text. code: the texts are commands or options."""
-        named = [(in_words(name, names), words if code else in_words(words, names)) for name, words in rows]
+    def part(heading: str, text: str = "", rows: Sequence[tuple[str, str]] = ()) -> Part:
+        """Return a sentence and rows of a name and a text."""
+        named = [(in_words(name, names), in_words(words, names)) for name, words in rows]
         blocks = [Text(in_words(text, names))] if text else []
-        return Part(heading, [*blocks, *([Pairs(named, dict(named) if code else ())] if named else [])], folded=False)
+        return Part(heading, [*blocks, *([Pairs(named)] if named else [])], folded=False)
 
-    deploy, notes = deployment(decision)
     parts = [part("What was asked", rows=_request_rows(decision))]
     parts += [part(*_left(looks, results.cells, decision)) for looks in decision.looks]
     parts.append(part("What it took", _spent(decision)))
-    if decision.serving:
-        parts.append(part(DEPLOY, " ".join(notes), deploy, code=True))
-    if decision.refused:
-        parts.append(part("What could not be raced", rows=[*decision.refused.items()]))
+    not_run = {cell.left.reason for cell in results.cells if cell.left is not None and cell.left.unraced}  # in one line
+    if refused := [(name, reason) for name, reason in decision.refused.items() if reason not in not_run]:
+        parts.append(part("What could not be raced", rows=refused))
     return parts
 
 
-def deployment(decision: Decision, *, others: bool = True) -> tuple[Rows, list[str]]:
-    """Return the commands that start a server with the recommended arms, and notes on them.
+def steps(decision: Decision, directory: object, options: str = "", *, others: bool = False) -> Rows:
+    """Return what to do next after a race in a directory: words, and a command or an empty text.
 
-    others: those of other engines than the race's, too.
+    First the commands that start a server with the recommended arms. options: of the command that goes on with the
+    race. others: commands for engines that were not raced, too.
     """
-    rows, notes = list[tuple[str, str]](), list[str]()
+    found, resume = Rows(), f"mtbench choose -o {directory} --resume{options}"
     for arm, of_arm in decision.serving.items():
         for place, (engine, command) in enumerate(of_arm.items()):
             if place == 0 or others:
                 name = f"{arm} in {engine}, not measured" if place else arm
                 note = decision.serving_notes.get(arm, {}).get(engine)
-                rows.append((name, command))
-                notes += [f"{name}: {note}"] if note else []
+                found += [(f"Deploy {name}:", command), *([(f"{name}: {note}", "")] if note else [])]
     if (schedule := decision.schedule) is not None:
         slow = [size.batch_size for size in schedule.sizes if size.verdict.word == "slower"]
         if schedule.command and not slow and not schedule.reason:
-            rows.append((SCHEDULE, schedule.command))
-        notes.append(f"{SCHEDULE}: {_speed(schedule, slow)}.")
-    return rows, notes
+            found.append((f"Deploy {SCHEDULE}:", schedule.command))
+        found.append((f"{SCHEDULE}: {_speed(schedule, slow)}.", ""))
+    if not others and any(len(of_arm) > 1 for of_arm in decision.serving.values()):
+        found.append(("For other engines, not measured:", f"{resume} --deploy all"))
+    if not decision.complete:
+        found.append(("The race has not ended. Go on with:", resume))
+    elif any(rec.word == "cannot tell" for rec in decision.recommendations):
+        found.append((ALL_USED, ""))
+    return found
 
 
 def _speed(schedule: Schedule, slow: Sequence[int]) -> str:
@@ -76,7 +81,7 @@ def _request_rows(decision: Decision) -> Rows:
 
 
 def _left(looks: Looks, cells: Sequence[ResultCell], decision: Decision) -> tuple[str, str, Rows]:
-    of_group = [cell for cell in cells if (cell.suite, cell.batch_size) == (looks.suite, looks.batch_size)]
+    of_group = [c for c in cells if (c.suite, c.batch_size) == (looks.suite, looks.batch_size) and has_begun(c)]
     of_group.sort(key=lambda cell: math.inf if cell.left is None else cell.left.block)
     over = {cell.arm: "; over a limit, so it is not recommended" for cell in of_group if cell.cell in decision.over_slo}
     text = (
@@ -97,7 +102,7 @@ def _fate(cell: ResultCell) -> str:
 
 def _spent(decision: Decision) -> str:
     spent = decision.spent
-    texts = [] if decision.complete else [budget_spent("mtbench choose -o DIR --resume")]
+    texts = []
     if spent.forwards and spent.forwards_full:
         share = percent(spent.forwards / spent.forwards_full, 0)
         texts.append(f"{spent.forwards:,} of {spent.forwards_full:,} forwards of the full grid ({share} %).")

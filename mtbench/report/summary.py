@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from mtbench import statistics
 from mtbench.decoding.registry import plain_decoding
-from mtbench.document.formatting import counted, listed
+from mtbench.document.formatting import counted, few, listed
 from mtbench.plan.directory import RunDirectory
 from mtbench.report.phrases import breaks_promise, grade_note, readings
 from mtbench.results.comparisons import GroupKey
 from mtbench.results.decision import headline, recommend
-from mtbench.results.decision_format import FILE, Decision, Recommendation
+from mtbench.results.decision_format import FILE, Decision
 from mtbench.results.decision_text import beside, with_engine
 from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import BreakEven, ResultCell, Results
@@ -24,8 +24,8 @@ class Decided(NamedTuple):
     """The recommendations as sentences with the ids of arms."""
 
     headline: str
-    of_groups: dict[GroupKey, str]  # what to use on a suite at a batch size
-    beside: list[str]  # not in the headline: arms that are as good, and arms that are open
+    beside: dict[GroupKey, str]  # what it leaves out, by suite and batch size: arms that are as good, or that are open
+    open: bool  # nothing is decided
 
 
 def read_decision(run: RunDirectory) -> Decision | None:
@@ -40,20 +40,14 @@ def decided(results: Results, decision: Decision | None) -> Decided:
         sentence = headline(recommendations)
     else:
         recommendations, sentence = decision.recommendations, decision.headline
-    several = len({r.engine for r in recommendations}) > 1
-    texts: dict[GroupKey, str] = {}
-    for r in recommendations:
-        key = GroupKey(r.suite, r.batch_size, r.batching)
-        text = with_engine(r.engine, r.text) if several else r.text
-        texts[key] = f"{texts[key]} {text}" if key in texts else text
-    return Decided(sentence, texts, _beside(recommendations, sentence))
-
-
-def _beside(recommendations: Sequence[Recommendation], sentence: str) -> list[str]:
     several = len({rec.engine for rec in recommendations}) > 1
-    lines = ((rec, " ".join(beside(rec))) for rec in recommendations)
-    left_out = [(rec.engine, f"Batch size {rec.batch_size}: {s}") for rec, s in lines if s and s not in sentence]
-    return [with_engine(engine, line) if several else line for engine, line in left_out]
+    left_out: dict[GroupKey, list[str]] = {}
+    for rec in recommendations:
+        if text := " ".join(beside(rec)):
+            of_group = left_out.setdefault(GroupKey(rec.suite, rec.batch_size, rec.batching), [])
+            of_group.append(with_engine(rec.engine, text) if several else text)
+    beside_ = {key: " ".join(texts) for key, texts in left_out.items()}
+    return Decided(sentence, beside_, all(rec.word == "cannot tell" for rec in recommendations))
 
 
 def summary(cells: Sequence[ResultCell], own: Mapping[str, Speedup], place: str) -> list[str]:
@@ -79,11 +73,11 @@ def summary(cells: Sequence[ResultCell], own: Mapping[str, Speedup], place: str)
 def warnings(cells: Sequence[ResultCell], decision: Decision | None = None) -> list[str]:
     """Return what a reader must know before any figure: an unfinished run, and arms that break their promise.
 
-    cells: those of the whole run. decision: of a race, which is finished when its decision is final.
+    cells: those of the whole run. decision: of a race, which says what to do if it is not final.
     """
     sentences = []
     unfinished = sum(cell.status == "partial" for cell in cells)
-    if unfinished and not (decision and decision.complete):
+    if unfinished and decision is None:
         of_all = f"{unfinished} of {counted(len(cells), 'cell')}"
         sentences.append(f"The run is not finished: blocks are missing in {of_all}; continue with `--resume`.")
     sentences += [
@@ -97,12 +91,9 @@ def warnings(cells: Sequence[ResultCell], decision: Decision | None = None) -> l
         for cell in cells
         if cell.lossless is not None and (cell.lossless.against, cell.lossless.grade) == (JUDGE, "divergent")
     ]
-    sentences += [
-        f"{flag.replace(statistics.DISTURBED, f'The machine was disturbed while {cell.arm} decoded')}."
-        for cell in cells
-        for flag in cell.flags
-        if flag.startswith(statistics.DISTURBED)
-    ]
+    disturbed = dict.fromkeys(c.arm for c in cells for flag in c.flags if flag.startswith(statistics.DISTURBED))
+    if disturbed:
+        sentences.append(f"The machine was disturbed while {few([*disturbed])} decoded; the notes say how.")
     sentences += [f"{cell.arm}: {cell.collapse}." for cell in cells if cell.collapse]
     return list(dict.fromkeys(sentences))
 
@@ -122,7 +113,7 @@ def over_batch_sizes(entry: BreakEven) -> str:
     """Return the verdicts of an arm by batch size, and where it stops paying by them."""
     sizes: dict[str, list[int]] = {}
     for size, word in zip(entry.swept, entry.words, strict=True):
-        sizes.setdefault(word, []).append(size)
+        sizes.setdefault(f"{word} (its table says why)" if word == statistics.INCONCLUSIVE else word, []).append(size)
     verdicts = "; ".join(f"{word} at batch size {listed(of_word)}" for word, of_word in sizes.items())
     ending = f"it stops paying at {entry.batch_size}"
     if entry.reason:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mtbench.document.formatting import NONE, counted, listed, memory, number
+from mtbench.document.formatting import NONE, counted, few, listed, memory, number
 from mtbench.models.families import RECORD
 from mtbench.plan.formats import GpuInfo, Machine, SessionRecord
 from mtbench.report.phrases import checkpoint_names, is_overridden, suite_name
@@ -59,13 +59,35 @@ def facts(cells: Sequence[ResultCell]) -> list[str]:
         found.append("fixed length: end tokens ignored")
     if first.batching == "refill":
         found.append("refilled: the slot of a finished row takes the next prompt")
-    found.append(f"{counted(max(cell.blocks for cell in cells), 'block')} timed")
+    found.append(timed(cells))
     if first.dtype:
         found.append(first.dtype)
     found.append(f"scored by {first.accuracy.metric}" if first.accuracy else "not scored")
     if task.get("sandbox") is False:
         found.append("generated code ran without a sandbox")
     return found
+
+
+def has_begun(cell: ResultCell) -> bool:
+    """Return whether a cell has an answer or a time, or failed."""
+    return bool(cell.status in ("ok", "failed") or cell.items or cell.samples.used or cell.samples.dropped)
+
+
+def not_begun(cells: Sequence[ResultCell]) -> list[str]:
+    """Return the arms without an answer, in a sentence for each reason."""
+    arms: dict[str, list[str]] = {}
+    for cell in (cell for cell in cells if not has_begun(cell)):
+        arms.setdefault(cell.left.reason if cell.left else "the run is not finished", []).append(cell.arm)
+    return [f"Not run: {few(names)}: {reason}." for reason, names in arms.items()]
+
+
+def timed(cells: Sequence[ResultCell]) -> str:
+    """Return what the speeds rest on: later rounds repeat the first blocks only."""
+    most = max(cells, key=lambda cell: cell.blocks)
+    part = most.batch_size == 1 and most.blocks < most.items
+    blocks = f"{most.blocks:,} of {most.items:,} prompts" if part else counted(most.blocks, "block")
+    rounds = most.samples.used // max(1, most.blocks)
+    return f"speed from {blocks}{f' in {rounds} rounds' if rounds > 1 else ''}"
 
 
 def environment(results: Results) -> list[tuple[str, str]]:
@@ -171,7 +193,7 @@ NOTES: Mapping[str, str] = {
         "The decision at the top is made from verdicts and intervals. An arm can be used if it is faster than plain "
         "decoding on the checkpoint that one would deploy, and has its tokens, or an accuracy that is shown to lose "
         "less than {max_loss}. Of such arms the fastest is named. If no arm passes and one is undecided, "
-        "there is no conclusion. A race leaves out arms over its limits."
+        "there is no decision yet. A race leaves out arms over its limits."
     ),
     "Speedup": (
         "Wall time of the baseline over that of the arm, on the same prompts: the gain that a user sees. Every rate "

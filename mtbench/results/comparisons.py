@@ -379,9 +379,16 @@ def accuracies(
             baseline=baseline.cell.arm,
             **difference._asdict(),
             p_mcnemar=statistics.mcnemar_p(difference.gained, difference.lost),
-            verdict=_settled(data, baseline) or verdict,
+            verdict=_settled(data, baseline) or _with_reason(verdict, data, baseline),
         )
     return of_arms
+
+
+def _with_reason(verdict: Verdict, data: CellData, baseline: CellData) -> Verdict:
+    """Return the verdict; of an open one between arms that are never right, why, and no number of items."""
+    if verdict.word != statistics.INCONCLUSIVE or any(data.scores.values()) or any(baseline.scores.values()):
+        return verdict
+    return Verdict(word=verdict.word, reason=Reason(kind="nothing measured", text="neither arm has a right answer"))
 
 
 def _same_tokens(data: CellData, baseline: CellData) -> Reason | None:

@@ -24,7 +24,7 @@ from mtbench.decoding.arms import is_served
 from mtbench.plan.plan import APART
 from mtbench.results.comparisons import GroupKey, by_reading, groups_of, own_speedups
 from mtbench.results.decision_format import AccuracyCost, Choice, Recommendation, Word
-from mtbench.results.decision_text import answer, sentence
+from mtbench.results.decision_text import EPSILON_NEEDS, TOO_CLOSE, answer, sentence
 from mtbench.results.decision_text import headline as headline
 from mtbench.results.figure_formats import AccuracyComparison, Estimate, Speedup
 from mtbench.results.format import ResultCell
@@ -32,7 +32,7 @@ from mtbench.results.format import ResultCell
 KEPT = ("exact", "near-tie")  # grades of an arm with the promised tokens
 NOT_WORSE = ("not worse", "worse by less than the margin")
 SURELY_WORSE = "worse than margin"
-MOST_BLOCKS = 10_000  # the number is unknown for an arm that needs more
+MOST_BLOCKS = 10_000  # an arm that needs more is too close to tell
 
 
 class Bounds(NamedTuple):
@@ -352,16 +352,18 @@ def _doubt_of_speed(arm: _Arm) -> str:
         again = "; measure again in a new run" if reason.kind == "disturbed" else ""
         return f"its speed has no verdict ({reason.text}{again})"
     needed, unit = _units_needed(arm), "rounds" if APART in arm.cell.flags else "blocks"
-    takes = f"over {MOST_BLOCKS:,} {unit}" if needed is None else f"at least {needed:,} {unit}"
-    return f"{takes} would show whether it is faster ({_timed(arm.cell):,} were timed)"
+    if needed is None:
+        return f"whether it is faster is {TOO_CLOSE} ({_timed(arm.cell):,} {unit} were timed)"
+    return f"at least {needed:,} {unit} would show whether it is faster ({_timed(arm.cell):,} were timed)"
 
 
 def _doubt_of_tokens(arm: _Arm) -> str:
     if arm.accuracy is None:
         return f"its tokens are not shown to be those of plain decoding{_ungraded(arm.cell)}, and no answer was scored"
-    needed = arm.accuracy.found.verdict.needed
-    takes = "no known number of items" if needed is None else f"at least {needed.n:,} items"
-    return f"{takes} would show whether it loses more accuracy than accepted ({arm.accuracy.found.n:,} were scored)"
+    verdict, loses = arm.accuracy.found.verdict, "whether it loses more accuracy than accepted"
+    if verdict.needed is None:
+        return f"{loses} is not known: {verdict.reason.text if verdict.reason else TOO_CLOSE}"
+    return f"at least {verdict.needed.n:,} items would show {loses} ({arm.accuracy.found.n:,} were scored)"
 
 
 def _ungraded(cell: ResultCell) -> str:
@@ -371,7 +373,7 @@ def _ungraded(cell: ResultCell) -> str:
     if cell.lossless.why:
         differ = f"{cell.lossless.items - cell.lossless.identical:,} of {cell.lossless.items:,} answers"
         return f" (other tokens in {differ}, not judged: {cell.lossless.why})"
-    return f" ({statistics.EPSILON_POSITIONS_NEEDED:,} tokens of it are needed to tell other tokens from rounding)"
+    return f" ({EPSILON_NEEDS})"
 
 
 def _timed(cell: ResultCell) -> int:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.document.formatting import few
 from mtbench.results.decision_format import Choice, Recommendation
-from mtbench.statistics import SPEED_MARGIN, decimals
+from mtbench.statistics import EPSILON_POSITIONS_NEEDED, SPEED_MARGIN, decimals
 
-DEMONSTRATION = "On this demonstration"
-MOST_NAMED = 5  # arms that are also open
+DEMONSTRATION, OPEN, TOO_CLOSE = "On this demonstration", "no decision yet", "too close to tell here"
+EPSILON_NEEDS = f"{EPSILON_POSITIONS_NEEDED:,} tokens of it are needed to tell other tokens from rounding"
 MOST_COLLAPSED = 2  # arms that are named before a decision to keep plain decoding
 ALL_USED = (
     "Every block of the race was used: more would tell with more prompts, or with a higher `--limit`. Of several batch "
@@ -38,11 +39,6 @@ def sentence(rec: Recommendation) -> str:
     return _on_demonstration(text) if rec.demonstration else text
 
 
-def budget_spent(resume: str) -> str:
-    """Return that the time budget ended a race whose decision more blocks could change, and how to resume it."""
-    return f"The time budget ended the race; go on with `{resume}`."
-
-
 def _on_demonstration(text: str) -> str:
     return f"{DEMONSTRATION}, {text[0].lower()}{text[1:]}"
 
@@ -51,15 +47,14 @@ def beside(rec: Recommendation) -> list[str]:
     """Return the arms that are as good as the chosen one, and the arms that may be faster."""
     parts = []
     if rec.as_good:
-        parts.append(f"Not told apart from it: {', '.join(rec.as_good)}.")
+        parts.append(f"Not told apart from the arm to use: {', '.join(rec.as_good)}.")
     if rec.word == "use" and rec.undecided is not None:
         beaten = rec.within_loss is not None and _value(rec.undecided) <= _value(rec.within_loss)
         may = "may be faster than plain decoding with the same tokens" if beaten else "may be faster still"
         shown = speed(rec.undecided)
         parts.append(f"{rec.undecided.arm} {may}{f' ({shown})' if shown else ''}: {rec.doubt}.")
     if rec.also_open:
-        named, others = rec.also_open[:MOST_NAMED], len(rec.also_open) - MOST_NAMED
-        parts.append(f"Also open: {', '.join(named)}{f' and {others} more' if others > 0 else ''}.")
+        parts.append(f"Also open: {few(rec.also_open)}.")
     return parts
 
 
@@ -69,8 +64,12 @@ def _of_suite(recommendations: Sequence[Recommendation]) -> str:
     for rec in sorted(_largest_first(recommendations), key=lambda rec: rec.word != "use"):
         other = f". By value, the answer would be: {rec.by_value}" if rec.by_value else ""
         groups.setdefault((rec.engine, f"{answer(rec)}{other}"), []).append(rec)
-    places = {place: (f"{_in_engine(place[0])}, " if engines > 1 else "") + _where(groups[place]) for place in groups}
-    return " ".join(f"{_capital(places[place])}: {place[1]}." for place in groups)
+    texts = list[str]()
+    for (engine, said), of in groups.items():
+        place = (f"{_in_engine(engine)}, " if engines > 1 else "") + _where(of)
+        is_open = said.startswith(OPEN)
+        texts.append(_capital(f"{OPEN} {place}{said.removeprefix(OPEN)}." if is_open else f"{place}: {said}."))
+    return " ".join(texts)
 
 
 def with_engine(name: str | None, text: str) -> str:
@@ -86,7 +85,7 @@ def _in_engine(name: str | None) -> str:
 
 
 def _why(rec: Recommendation) -> str:
-    """Return why there is no conclusion, its needs, and the method to use until then."""
+    """Return why there is no decision, its needs, and the method to use until then."""
     undecided = rec.undecided
     if rec.baseline is None:
         return rec.doubt or "no arm could be compared with plain decoding"
@@ -94,7 +93,7 @@ def _why(rec: Recommendation) -> str:
         return "no sound arm was compared with plain decoding"
     shown = speed(undecided)
     gain = f"{undecided.arm} is {'open' if shown is None else shown}"
-    return f"{gain}; {rec.doubt}. Until then, keep plain decoding"
+    return f"{gain}; {rec.doubt}. For now, keep plain decoding"
 
 
 def _no_gain(rec: Recommendation) -> str:
@@ -114,7 +113,7 @@ def answer(rec: Recommendation) -> str:
     if rec.word == "plain":
         return f"{first}keep plain decoding: {_no_gain(rec)}"
     if rec.word == "cannot tell":
-        return f"{first}no conclusion: {_why(rec)}"
+        return f"{first}{OPEN}: {_why(rec)}"
     parts = []
     if rec.same_tokens is not None:
         gain = f"{speed(rec.same_tokens)}, {rec.same_tokens.kept or 'same tokens'}"
@@ -141,7 +140,8 @@ def speed(choice: Choice) -> str | None:
     low, high = choice.speedup.ci_low, choice.speedup.ci_high
     if low is None or high is None:
         return None
-    places, level = decimals(high), f"{100 * choice.level:.4g} %"
+    adjusted = "" if choice.level == 0.95 else ", adjusted for all comparisons"  # the tables have 95 %
+    places, level = decimals(high), f"{100 * choice.level:.4g} %{adjusted}"
     if round(low, places) > 1 or high >= 2:
         return f"{low:.{places}f} to {high:.{places}f} times ({level}) as fast as plain decoding"
     least, most = round(100 * low) - 100, round(100 * high) - 100

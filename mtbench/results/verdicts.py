@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from mtbench.document.formatting import counted
 from mtbench.results.figure_formats import Alone, NeededItems, Reason, Verdict
 from mtbench.statistics import (
     ACCURACY_MARGIN,
@@ -31,13 +30,13 @@ from mtbench.statistics import (
 
 
 def too_few(units: int, unit: Unit = "block") -> Reason | None:
-    """Return why there is no interval, for example `4 blocks, 6 needed`; None if there is one."""
+    """Return what there is of an interval's units, for example `4 of 6 blocks`; None if there are enough."""
     needed = UNITS_NEEDED[unit]
     if units >= needed:
         return None
     what = {"second": "part", "conversation": "block"}.get(unit, unit)
     of = {"second": " of at least a second", "conversation": " of conversations"}.get(unit, "")
-    return Reason(kind="too few", text=f"{counted(units, what)}{of}, {needed} needed")
+    return Reason(kind="too few", text=f"{units} of {needed} {what}s{of}")
 
 
 def too_short(windows_s: Sequence[float], synchronisation_s: float) -> Reason | None:
@@ -83,10 +82,11 @@ def speed_verdicts(
     are those of `shared_ratio`.
     """
     nothing = Reason(kind="nothing measured", text="nothing measured")
-    reasons = [
-        doubt or too_few(speedup.units, speedup.unit) or (None if speedup.value else nothing)
-        for speedup, doubt in zip(speedups, doubts, strict=True)
-    ]
+    reasons = []
+    for speedup, doubt in zip(speedups, doubts, strict=True):
+        few = too_few(speedup.units, speedup.unit)
+        doubt = few if few and doubt and doubt.kind == "too short" else doubt
+        reasons.append(doubt or few or (None if speedup.value else nothing))
 
     def interval(arm: int, level: float) -> tuple[float, float]:
         speedup = speedups[arm]

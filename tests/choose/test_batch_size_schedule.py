@@ -21,7 +21,7 @@ from mtbench.measure.executor import generate
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.request import Execution, RunRequest
 from mtbench.plan.run import Run
-from mtbench.report.race import deployment
+from mtbench.report.race import steps
 from mtbench.results import samples
 from mtbench.results.decision import recommend
 from mtbench.results.decision_format import Choice, Decision, RaceCost, Recommendation
@@ -135,8 +135,8 @@ def test_a_schedule_that_stalls_at_its_threshold_is_named(tmp_path: Path) -> Non
         spent=RaceCost(forwards=0, forwards_full=0, decoding_s=0, decoding_full_s=0),
         schedule=measured,
     )
-    rows, [note] = deployment(decision)
-    assert rows == []
+    [(note, command)] = steps(decision, "DIR")
+    assert command == ""
     assert note.endswith("it stalls at batch size 4, so do not use it.")
     again = Quiet(until=0)
     schedule.measure(run, found, Execution(), again, math.inf)
@@ -155,7 +155,7 @@ def test_a_schedule_is_measured_within_the_budget_and_with_enough_prompts(tmp_pa
     schedule.measure(few, found, Execution(), Quiet(), math.inf)
     measured = schedule.measured(few, found)
     assert measured is not None
-    assert measured.reason == "2 blocks, 6 needed"
+    assert measured.reason == "2 of 6 blocks"
 
 
 def test_without_several_answers_there_is_no_schedule(tmp_path: Path) -> None:

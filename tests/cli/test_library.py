@@ -49,6 +49,7 @@ def test_a_frame_has_one_row_per_cell(example: Path) -> None:
     assert list(frame["accuracy.value"]) == [cell["accuracy"]["value"] for cell in cells]
     assert list(frame["speedup.baseline"].dropna()) == ["ar@mars/graph"] * 2
     assert list(frame["speedup.value"].dropna()) == [cell["speedup"][0]["value"] for cell in cells[1:]]
+    assert list(frame["speedup.verdict.reason.text"].dropna()) == ["1 of 6 blocks"] * 2
     assert list(frame["options"]) == [cell["options"] for cell in cells]
     assert (example / "report.html").is_file()
 

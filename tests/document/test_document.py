@@ -4,6 +4,7 @@ import html as entities
 import io
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from browsers import BROWSER, opened
@@ -58,6 +59,7 @@ def made(name: str = "ar") -> Document:
     return Document(
         title=f"Which arm is fastest on {name}?",
         lead=f"{name} is the fastest.",
+        steps=[(f"Deploy {name}:", f"mtbench serve {name}")],
         subject=f"On {name}",
         verdict=Verdict("FAIL", tone="bad", sign="✗"),
         marks=[f"Demonstration of {name}"],
@@ -104,7 +106,16 @@ def test_every_renderer_shows_what_was_found(tmp_path: Path) -> None:
     assert page == tmp_path / "report.html"
     shown = text_of(page.read_text()), (tmp_path / "report.md").read_text(), printed(made())
     for text in (text.replace("\\", "") for text in shown):
-        for words in ("Demonstration of ar", "ar is the fastest.", "×2.00", "[1.90, 2.10]", "50.1", "failed", "FAIL"):
+        for words in (
+            "Demonstration of ar",
+            "ar is the fastest.",
+            "mtbench serve ar",
+            "×2.00",
+            "[1.90, 2.10]",
+            "50.1",
+            "failed",
+            "FAIL",
+        ):
             assert words in text
         assert "ar was disturbed." in text
         assert "It is void." in text
@@ -117,6 +128,12 @@ def test_every_renderer_shows_what_was_found(tmp_path: Path) -> None:
     assert "](figures/line.svg)" in shown[1]
     assert "How to read it" not in shown[2]
     assert printed(made()).rstrip().endswith("✗ FAIL: Which arm is fastest on ar?")
+
+
+def test_a_page_without_a_decision_looks_different() -> None:
+    """Its first sentence has a frame of its own."""
+    assert '<p class="lead bad">' in html_page.html(made())
+    assert '<p class="lead bad open">' in html_page.html(replace(made(), open=True))
 
 
 def test_the_page_is_one_file_that_loads_nothing() -> None:

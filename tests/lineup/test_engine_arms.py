@@ -450,7 +450,7 @@ def test_a_judge_that_cannot_run_costs_the_grade_and_says_why(monkeypatch: pytes
         cell = assemble(run).cells[1]
         assert cell.void == []
         other = "Other tokens than ar@ar/toolbox in 2 of 2 answers, the first at token 1, not judged"
-        assert ("flag", f"{other}: {graded.why}.") in notes_of(cell)
+        assert ("open", f"{other}: {graded.why}.") in notes_of(cell)
     graded, _, shown = judged(run, planned)
     assert (graded.grade, graded.why) == ("divergent", None)
     assert graded.worst_margin is not None

@@ -10,7 +10,7 @@ from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import window_s
 from mtbench.experiments.load.summary import Sent, cell, compare, is_good
 from mtbench.hardware import machine
-from mtbench.report.phrases import verdict_text
+from mtbench.report.phrases import shown_verdict
 from mtbench.results.figure_formats import Verdict
 
 SLO: Limits = {"ttft": 0.2, "tpot": 0.03}
@@ -110,9 +110,9 @@ def test_words_are_the_projects() -> None:
     [slower] = compare(base, [other(**SLOW)], 0.02)
     assert slower.speed_verdict.word == "slower"
     assert slower.goodput_ratio.value is None
-    assert verdict_text(slower.goodput_verdict) == "inconclusive: nothing measured"
+    assert shown_verdict(slower.goodput_verdict).text == "inconclusive: nothing measured"
     few = sent(rounds([line(0), line(1)], 3))
-    assert verdict_text(compare(few, [other()], 0.02)[0].speed_verdict) == "inconclusive: 3 rounds, 5 needed"
+    assert shown_verdict(compare(few, [other()], 0.02)[0].speed_verdict).text == "inconclusive: 3 of 5 rounds"
 
 
 def test_rounds_that_a_quota_stopped_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +129,9 @@ def test_rounds_that_a_quota_stopped_are_not_compared(monkeypatch: pytest.Monkey
     assert one.speed_verdict.word == "faster"
     assert one.speedup.value == pytest.approx(2.0)
     [few] = compare(base, [stopped(2)], 0.02)
-    assert verdict_text(few.speed_verdict) == "inconclusive: 4 rounds, 5 needed"
+    assert shown_verdict(few.speed_verdict).text == "inconclusive: 4 of 5 rounds"
     [none] = compare(base, [stopped(6)], 0.02)
-    assert verdict_text(none.speed_verdict) == "inconclusive: the CPU quota stopped the process"
+    assert shown_verdict(none.speed_verdict).text == "inconclusive: the CPU quota stopped the process"
     flag = "the CPU quota stopped the process in 2 of 6 rounds; raise the quota, or end other programs that share it"
     assert flag in cell(stopped(2)).flags
     assert not any("quota" in flag for flag in cell(stopped(6, throttled_s=0.05)).flags)

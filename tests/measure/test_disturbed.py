@@ -24,7 +24,7 @@ from mtbench.plan.formats import TimingLine
 from mtbench.plan.plan import LEARNS, Cell, RunRequest
 from mtbench.plan.request import Execution
 from mtbench.records import dump
-from mtbench.report.phrases import verdict_text
+from mtbench.report.phrases import shown_verdict
 from mtbench.report.text import environment
 from mtbench.results import samples
 from mtbench.results.comparisons import compare
@@ -206,7 +206,7 @@ def test_arms_that_waited_unequally_for_the_processor_have_no_word(monkeypatch: 
         group = arms(ar=[2.0 + b / 100 for b in range(8)], copies=[1.0 + b / 100 for b in range(8)])
         for data, share in ((group["ar"], plain), (group["copies"], copies)):
             data.timings[:] = [t.changed(wanted_s=t.wall_s, cpu_s=share * t.wall_s) for t in data.timings]
-        return verdict_text(compare(group, 0.0, 0.02)["copies"].speedup[0].verdict)
+        return shown_verdict(compare(group, 0.0, 0.02)["copies"].speedup[0].verdict).text
 
     assert found(0.45, 0.78) == (
         "inconclusive: the machine was disturbed: others had the processor in 55% of the time of ar, and in 22% of the "

@@ -226,7 +226,8 @@ def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
     reason = refused[f"{SLOW} at batch size 1"]
     assert re.fullmatch(r"the time budget has room for 2 of 3 arms; all need `--time-budget 1m`", reason)
     assert f"{SLOW} at batch size 1 is left out: {reason}" in shown.output
-    assert f"not raced: Prompt lookup ahead=4 (Scripted ngram) at batch size 1: {reason}" in shown.output
+    said = " ".join(shown.output.split())  # a sentence wraps
+    assert f"Not run: Prompt lookup ahead=4 (Scripted ngram): {reason}." in said
     lines = stored_lines(RunDirectory.open(tmp_path / "run"), "eliminated.jsonl")
     assert [SLOW.partition(":")[0] in lines[0]["cell"], lines[0]["unraced"]] == [True, True]
     again = choose(tmp_path / "run", "--resume", "--time-budget", "2m", "--limit", "24")

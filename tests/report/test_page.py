@@ -10,23 +10,36 @@ from pathlib import Path
 
 import pytest
 from browsers import BROWSER, opened
-from made_records import cell_data, doubted, generation_line, made_decision, result_cell, speedup, timing_line
+from made_records import (
+    cell_data,
+    doubted,
+    generation_line,
+    made_decision,
+    made_results,
+    result_cell,
+    speedup,
+    timing_line,
+)
 from rich.console import Console
+from rich.text import Text
 from stages import assemble, write_report
 from stored import stored_json
 
+from mtbench.document.console import Terminal
 from mtbench.document.latex_table import latex
 from mtbench.document.model import Entry, Row, Table
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import Elimination
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
+from mtbench.report.arm_table import said_once
 from mtbench.report.main_table import main_table
-from mtbench.report.phrases import speed_word
-from mtbench.report.terminal import results_tables
-from mtbench.report.text import environment
+from mtbench.report.phrases import speed_entry, speed_verdict
+from mtbench.report.terminal import results_tables, show_results
+from mtbench.report.text import environment, not_begun
 from mtbench.results.aggregate import _request_latency
 from mtbench.results.comparisons import own_speedups
+from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import Results
 
 AXE = "axe-core@4.10.3"
@@ -132,7 +145,8 @@ def test_an_arm_that_ran_slower_code_is_marked_everywhere(small_run: RunDirector
     assert all(f"{off}: logits are wrong" in cell.flags for cell in results.cells)
     written = io.StringIO()
     console = Console(width=200, file=written)
-    console.print(*results_tables(results, 200))
+    tables, notes = results_tables(results, 200)
+    console.print(*tables, *map(Text, notes))
     shown = [written.getvalue(), *((run.path / name).read_text() for name in ("report.html", "report.md"))]
     assert all(off in html.unescape(text) for text in shown)
     said = {"Layers": "mtbench's decoder", "mtbench's kernels": "off: logits are wrong"}
@@ -144,7 +158,7 @@ def test_a_terminal_of_80_columns_has_one_line_an_arm(many_arms: RunDirectory) -
     results = many_arms.read("results.json", Results)
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(*results_tables(results, 80))
+        console.print(*results_tables(results, 80)[0])
     text = captured.get()
     assert max(map(len, text.splitlines())) <= 80
     table = re.split(r"\n[▲▼•] ", text.partition("arithmetic, batch size 2")[2])[0]
@@ -153,6 +167,55 @@ def test_a_terminal_of_80_columns_has_one_line_an_arm(many_arms: RunDirectory) -
     assert (
         len([line for line in table.splitlines() if line.strip(" ─")]) - len(lines) <= 6
     )  # title, headings, and what the signs stand for
+
+
+def test_the_terminal_begins_with_the_decision_and_its_command(many_arms: RunDirectory) -> None:
+    """Then come the tables, and three notes; the others are counted."""
+    written = io.StringIO()
+    show_results(many_arms, many_arms.read("results.json", Results), Terminal(width=80, file=written))
+    lines = written.getvalue().splitlines()
+    assert lines[0].startswith("Arithmetic: At batch size 2: use MARS")
+    command = lines.index(f"--speculative-config '{'x' * 200}'")
+    assert lines[command - 1] == f"Deploy {ARM}:"
+    assert command < next(n for n, line in enumerate(lines) if line.startswith("arithmetic, batch size"))
+    assert re.fullmatch(r"\d+ more notes are on the page", lines[-1])
+
+
+def test_what_several_rows_share_is_said_once() -> None:
+    """The rows keep the notes that are theirs alone."""
+    shared, own = ("flag", "The machine was shared."), ("void", "Its tokens differ.")
+    table, said = said_once(Table([], [Row("a", [], notes=[shared, own]), Row("b", [], notes=[shared])]))
+    assert said == ["a, b: The machine was shared."]
+    assert [row.notes for row in table.rows] == [[own], []]
+
+
+def test_arms_that_did_not_begin_are_one_line_and_no_rows() -> None:
+    """Of a long list the first names are given."""
+    gone = Elimination(cell="x", block=0, lost=False, reason="no time is left", rival=None, unraced=True)
+    cells = [result_cell(arm=AR), *(result_cell(arm=f"{name}@ar", status="left", left=gone) for name in "abcdefg")]
+    assert not_begun(cells) == ["Not run: a@ar, b@ar, c@ar, d@ar, e@ar and 2 more: no time is left."]
+    tables, _ = results_tables(made_results(cells), 80)
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(*tables)
+    assert [line[:8] for line in captured.get().splitlines() if line.startswith(("Plain", "a@ar", "Not run"))] == [
+        "Plain de",
+        "Not run:",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "value", "text"),
+    [
+        (speedup(value=1.5, verdict=doubted("3 of 6 blocks")), "3 of 6 blocks", None),
+        (speedup(value=1.5, ci_low=1.1, ci_high=2.0), "×1.50", "not clear once adjusted for all comparisons"),
+        (speedup(value=1.5, ci_low=0.9, ci_high=2.0), "×1.50", "too close to tell here"),
+    ],
+)
+def test_a_factor_has_an_interval_and_an_open_verdict_a_reason(found: Speedup, value: str, text: str | None) -> None:
+    """Without an interval there is no factor. A clear interval beside an open verdict is explained."""
+    entry = speed_entry(found, speed_verdict(result_cell(), found))
+    assert (entry.value, entry.judged and entry.judged.reason) == (value, text)
 
 
 def test_an_interval_on_its_own_line_is_no_argument_of_the_line_break() -> None:
@@ -193,11 +256,17 @@ def test_an_arm_that_lost_a_race_is_not_called_inconclusive_beside_its_reason() 
     """Its note says by the race's own bound that it takes longer. A word stays, as does a lack of measurements."""
     gone = Elimination(cell="b", block=6, lost=True, reason="takes longer than ar@ar/graph", rival="ar.b1")
     open_, slower = speedup(value=0.8), speedup(value=0.8, verdict="slower")
-    assert speed_word(result_cell(left=gone), open_) is None
-    assert speed_word(result_cell(left=gone), slower) == "slower"
-    assert speed_word(result_cell(left=gone.changed(lost=False, rival=None)), open_) == "inconclusive"
-    assert speed_word(result_cell(), open_) == "inconclusive"
-    assert speed_word(result_cell(left=gone), speedup(verdict=doubted("0.3 s timed, 1 s needed"))) == "inconclusive"
+    assert speed_verdict(result_cell(left=gone), open_) is None
+    short = speedup(verdict=doubted("0.3 s timed, 1 s needed"))
+    for left, found, text in (
+        (gone, slower, "slower"),
+        (gone.changed(lost=False, rival=None), open_, "inconclusive: too close to tell here"),
+        (None, open_, "inconclusive: too close to tell here"),
+        (gone, short, "inconclusive: 0.3 s timed, 1 s needed"),
+    ):
+        shown = speed_verdict(result_cell(left=left), found)
+        assert shown is not None
+        assert shown.text == text
 
 
 def test_the_time_of_a_request_ends_with_its_answer() -> None:

@@ -31,7 +31,7 @@ from mtbench.results.subtasks import by_part
 pytestmark = pytest.mark.whole
 
 OUTSIDE = ("hf-generate@ar", "hf-generate:cache=static@ar")
-UNMEASURED = doubted("3 blocks, 6 needed")
+UNMEASURED = doubted("3 of 6 blocks")
 BARELY = Verdict(word="inconclusive", alone=Alone(word="faster", level=0.975, low=1.02, high=1.08, arms=4, looks=1))
 HIDDEN = (
     *("prefill_s", "decode_s", "device_s", "parts", "kv_bytes"),
@@ -222,7 +222,8 @@ def test_where_arms_stop_paying_is_reported_for_the_same_engine_only(results: Re
         for batching, sizes in (("static", (1, 2, 3)), ("refill", (2, 3)))
     }
     assert {e.batch_size for e in entries} == {None}
-    assert {e.reason for e in entries if not (e.reason or "").endswith("needed at batch size 3")} == set()
+    too_little = ("of 6 blocks at batch size 3", "1 s needed at batch size 3")
+    assert {e.reason for e in entries if not (e.reason or "").endswith(too_little)} == set()
 
 
 @pytest.mark.parametrize(
@@ -233,8 +234,8 @@ def test_where_arms_stop_paying_is_reported_for_the_same_engine_only(results: Re
         (("same", "inconclusive", BARELY), 1, None),
         (("faster", "same", "faster"), None, None),
         (("faster", "inconclusive", "same"), 16, None),
-        ((UNMEASURED, UNMEASURED, UNMEASURED), None, "3 blocks, 6 needed at batch size 16"),
-        (("faster", "same", UNMEASURED), None, "3 blocks, 6 needed at batch size 16"),
+        ((UNMEASURED, UNMEASURED, UNMEASURED), None, "3 of 6 blocks at batch size 16"),
+        (("faster", "same", UNMEASURED), None, "3 of 6 blocks at batch size 16"),
         ((UNMEASURED, UNMEASURED, "faster"), None, None),
         (("same", UNMEASURED, "same"), 16, None),
     ],
@@ -257,7 +258,7 @@ def test_too_few_measurements_do_not_decide_where_an_arm_stops_paying(
     [
         (None, "faster", "mars over ar: faster at batch size 1, 4, 16; it still pays at the largest."),
         (16, "same", "mars over ar: faster at batch size 1, 4; same at batch size 16; it stops paying at 16."),
-        (None, "inconclusive", "; it is not known where it stops paying: 3 blocks, 6 needed at batch size 16."),
+        (None, "inconclusive", "; it is not known where it stops paying: 3 of 6 blocks at batch size 16."),
     ],
 )
 def test_a_sentence_says_where_an_arm_stops_paying(stops: int | None, last: Any, says: str) -> None:
@@ -270,7 +271,7 @@ def test_a_sentence_says_where_an_arm_stops_paying(stops: int | None, last: Any,
         swept=[1, 4, 16],
         words=["faster", "faster", last],
         batch_size=stops,
-        reason="3 blocks, 6 needed at batch size 16" if last == "inconclusive" else None,
+        reason="3 of 6 blocks at batch size 16" if last == "inconclusive" else None,
     )
     assert over_batch_sizes(entry).endswith(says)
 
@@ -306,8 +307,7 @@ def test_the_terminal_separates_batchings(results: Results) -> None:
 
 def printed(results: Results, width: int) -> str:
     console = Console(width=width, record=True)
-    for table in results_tables(results, width):
-        console.print(table)
+    console.print(*results_tables(results, width)[0])
     return console.export_text()
 
 

@@ -179,7 +179,7 @@ def test_a_part_of_few_conversations_has_values_without_intervals(tmp_path: Path
         assert (found.value or 0) > 0
         assert (found.ci_low, found.ci_high) == (None, None)
     assert late.speedup[0].verdict.reason is not None
-    assert late.speedup[0].verdict.reason.text == "5 blocks of conversations, 6 needed"
+    assert late.speedup[0].verdict.reason.text == "5 of 6 blocks of conversations"
     assert None not in (late.tokens_per_forward_ci, first.ttft_s.ci_low, first.speedup[0].ci_low)
 
 

@@ -150,9 +150,10 @@ def test_each_serving_engine_has_an_answer_of_its_own() -> None:
     assert said.startswith("In vLLM, at batch size 1: use lookup@ar/vllm: 1.30 to 1.50 times")
     assert "In mtbench's loop, at batch size 1: keep plain decoding" in said
     assert headline([theirs]).startswith("At batch size 1: use lookup")
-    [text] = decided(made_results(cells), None).of_groups.values()
-    assert "In mtbench's loop, at batch size 1: keep plain decoding" in text
-    assert "In vLLM, at batch size 1: use lookup@ar/vllm" in text
+    rival = lookup.changed(arm="suffix@ar/vllm")
+    assert [*decided(made_results([*cells, rival]), None).beside.values()] == [
+        "In vLLM, not told apart from the arm to use: suffix@ar/vllm."
+    ]
 
 
 def test_an_arm_that_promises_the_distribution_needs_no_grade() -> None:
@@ -254,20 +255,20 @@ def test_no_conclusion_says_what_one_takes() -> None:
     found = one([plain(), arm("b", 0.8, "slower"), open_])
     assert found.word == "cannot tell"  # 37 blocks: 16 · (log 1.12 / log(1.1/1.02))²
     assert found.text == (
-        "At batch size 1: no conclusion: a is 2 % slower to 23 % faster than plain decoding (95 %); at least 37 blocks "
-        "would show whether it is faster (16 were timed). Until then, keep plain decoding."
+        "No decision yet at batch size 1: a is 2 % slower to 23 % faster than plain decoding (95 %); at least 37 "
+        "blocks would show whether it is faster (16 were timed). For now, keep plain decoding."
     )
     found = one([plain(), lossy("l", 2.0, lost(verdict="inconclusive", needed=2500))])
     assert found.word == "cannot tell"
     assert "at least 2,500 items" in found.text
-    assert headline([found]).startswith("At batch size 1: no conclusion: l is 1.90 to 2.10 times (95 %) as fast as")
+    assert headline([found]).startswith("No decision yet at batch size 1: l is 1.90 to 2.10 times (95 %) as fast as")
 
 
 @pytest.mark.parametrize("ends", [(None, None), (40.0, 60.0)], ids=["no interval", "an interval"])
 @pytest.mark.parametrize("value", [47.8, 0.478])
 @pytest.mark.parametrize(
     "why",
-    ["1 block, 6 needed", "0.3 s timed, 1 s needed", "the machine was disturbed in block 3 of a", "the arm is void"],
+    ["1 of 6 blocks", "0.3 s timed, 1 s needed", "the machine was disturbed in block 3 of a", "the arm is void"],
 )
 def test_no_sentence_has_a_figure_without_a_verdict(
     value: float, ends: tuple[float | None, float | None], why: str
@@ -281,7 +282,7 @@ def test_no_sentence_has_a_figure_without_a_verdict(
         text = found.text + headline([found])
         assert f"its speed has no verdict ({why}" in text
         assert not any(figure in text for figure in ("47", "0.48", "40.0", "60.0"))
-    assert alone.text.startswith("At batch size 1: no conclusion: a is open; its speed has no verdict")
+    assert alone.text.startswith("No decision yet at batch size 1: a is open; its speed has no verdict")
     assert "a may be faster still: its speed has no verdict" in beside_.text
 
 
@@ -291,7 +292,8 @@ def test_the_interval_that_is_shown_agrees_with_the_word() -> None:
     found = one([plain(), arm("a", 1.12, Verdict(word="inconclusive", alone=alone), spread=1.05)])
     assert found.undecided is not None
     assert (found.undecided.level, found.undecided.speedup.ci_low) == (0.9929, 1.01)
-    assert "a is 1.01 to 1.24 times (99.29 %) as fast as plain decoding; at least 20 blocks would show" in found.text
+    assert "a is 1.01 to 1.24 times (99.29 %, adjusted for all comparisons) as fast as plain decoding;" in found.text
+    assert "; at least 20 blocks would show" in found.text
     same = one([plain(), arm("a", 1.12, spread=1.05)])
     assert same.same_tokens is not None
     assert (same.same_tokens.level, same.word) == (0.95, "use")
@@ -310,15 +312,15 @@ def test_an_arm_that_was_slower_is_not_called_fast() -> None:
     assert one([plain(), slower]).text.endswith("keep plain decoding: no arm gains more than 2 %.")
     [found] = recommend([plain(), slower], max_loss=2, pairs=AfterLooks())
     assert found.text == (
-        "At batch size 1: no conclusion: a is 11 % slower to 4 % faster than plain decoding "
-        "(99.5 %); at least 27 blocks would show whether it is faster (16 were timed). Until then, keep "
-        "plain decoding."
+        "No decision yet at batch size 1: a is 11 % slower to 4 % faster than plain decoding "
+        "(99.5 %, adjusted for all comparisons); at least 27 blocks would show whether it is faster (16 were timed). "
+        "For now, keep plain decoding."
     )
 
 
 def test_more_blocks_than_anyone_would_time_have_a_number_too() -> None:
     found = one([plain(), arm("a", 1.021, "inconclusive")])
-    assert "over 10,000 blocks would show whether it is faster" in found.text
+    assert "whether it is faster is too close to tell here (16 blocks were timed)" in found.text
 
 
 def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
@@ -366,7 +368,7 @@ def test_arms_that_did_not_start_are_the_reason_for_no_conclusion() -> None:
     gone = Elimination(cell="b", block=0, lost=False, reason="at a larger batch size its accuracy is: inconclusive")
     unstarted = result_cell(arm="l", status="left", left=gone, speedup=[], demonstration=True)
     found = one([plain(), unstarted])
-    assert found.text.startswith("On this demonstration, at batch size 1: no conclusion: no arm started, since")
+    assert found.text.startswith("On this demonstration, no decision yet at batch size 1: no arm started, since")
 
 
 def test_an_arm_that_lost_a_race_is_chosen_last() -> None:
@@ -482,7 +484,7 @@ BY_VALUE = " By value, the answer would be: "
         ("worse than margin", "not worse", "plain", "use"),
         ("not worse", "worse than margin", "use", "keep plain decoding"),
         ("inconclusive", "not worse", "cannot tell", "use"),
-        ("not worse", "inconclusive", "use", "no conclusion"),
+        ("not worse", "inconclusive", "use", "no decision yet"),
         ("not worse", "worse by less than the margin", "use", None),
         ("worse than margin", "worse than margin", "plain", None),
     ],

@@ -1,6 +1,7 @@
 """Which samples count, in which units, and what a void arm does to the others."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from mtbench.plan.formats import SessionRecord, TimingLine
 from mtbench.plan.plan import Group, Item
 from mtbench.results import acceptance
 from mtbench.results import flags as flags_of_cells
-from mtbench.results.comparisons import compare
+from mtbench.results.comparisons import accuracies, compare
 from mtbench.results.figure_formats import Verdict
 from mtbench.results.samples import CellData, _timed_units, _units
 from mtbench.results.subtasks import summarize
@@ -158,3 +159,12 @@ def test_a_process_that_shared_the_processor_is_flagged(monkeypatch: pytest.Monk
     assert flags(0.99) == flags(2.0) == flags(None) == []
     sessions = [SessionRecord(device="cpu", threads=2, load_of_others=0.5, waiting="OMP_WAIT_POLICY=PASSIVE")]
     assert flags(0.8) == ["threads waited passively: other programs used 50 % of the cores when the run began"]
+
+
+@pytest.mark.parametrize(("right", "needed"), [(0.0, False), (1.0, True)])
+def test_arms_that_are_never_right_have_no_number_of_items(right: float, needed: bool) -> None:
+    """More items would not tell 0 % from 0 %. Two arms that are always right differ by chance."""
+    both = [replace(cell_data([], [], arm=arm), scores=dict.fromkeys("abc", right)) for arm in ("ar@ar", "mars@mars")]
+    verdict = accuracies(both[1:], both[0], 2.0, [None], 1)["mars@mars"].verdict
+    assert verdict.word == "inconclusive"
+    assert (verdict.needed is not None, verdict.reason is None) == (needed, needed)

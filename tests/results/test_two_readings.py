@@ -8,6 +8,7 @@ import pytest
 from made_records import made_results
 from made_runs import AR, MARS, Answer, MadeRun
 from rich.console import Console
+from rich.text import Text
 from stages import assemble
 from stored import stored_json
 
@@ -150,7 +151,8 @@ def test_a_verdict_that_depends_on_the_reading_is_said_once_a_group(tmp_path: Pa
     on_page = " ".join(summary(cells, {}, "it"))
     console = Console(width=300)
     with console.capture() as captured:
-        console.print(*results_tables(made_results(cells), 300))
+        tables, notes = results_tables(made_results(cells), 300)
+        console.print(*tables, *map(Text, notes))
     words = "worse than margin by the score, not worse by value."
     assert f"depend on the reading: ar@mars/graph against {PLAIN}: {words}" in on_page
     for text in (on_page, captured.get()):
@@ -167,7 +169,7 @@ def test_a_terminal_has_the_unread_answers(width: int, tmp_path: Path) -> None:
     cells = found(tmp_path, [RIGHT] * 40, [*[RIGHT] * 30, *[unread(by_value=1.0)] * 10])
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(*results_tables(made_results(cells), width))
+        console.print(*results_tables(made_results(cells), width)[0])
     assert max(map(len, captured.get().splitlines())) <= width
     rows = [line.split() for line in captured.get().splitlines() if line.startswith("Plain decoding")]
     assert ["0" in rows[0], "10" in rows[1]] == [True, True]

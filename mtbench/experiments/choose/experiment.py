@@ -1,18 +1,14 @@
 """`mtbench choose`: a race of methods that ends with a decision."""
 
-import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mtbench import plugins
 from mtbench.document.console import Terminal
-from mtbench.document.formatting import listed
 from mtbench.errors import FAILED, INCOMPLETE
 from mtbench.experiments import pipeline
 from mtbench.experiments.choose.batch_size_schedule import measure
-from mtbench.experiments.choose.decide import decide, spent_on, unraced
+from mtbench.experiments.choose.decide import decide, spent_on
 from mtbench.experiments.choose.plan import RacePlan, plan_of
 from mtbench.experiments.choose.request import RaceRequest, RaceSession
 from mtbench.experiments.choose.runner import Racing
@@ -27,14 +23,10 @@ from mtbench.plan.plan import Plan
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 from mtbench.records import validate
-from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
-from mtbench.report.race import DEPLOY, deployment
-from mtbench.report.terminal import decision_lines, results_tables
-from mtbench.report.text import weights
+from mtbench.report.terminal import show_results
 from mtbench.results.aggregate import assemble, read_stored
 from mtbench.results.decision_format import FILE, Decision
-from mtbench.results.decision_text import ALL_USED, budget_spent
 from mtbench.results.format import Results
 
 
@@ -114,28 +106,8 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             return finish(racing, progress, job.deadline)
 
     def show(self, job: Job[RaceRequest, RaceSession], decided: Decided, console: Terminal) -> None:
-        """Print a line for each arm, what to use, and how to deploy it."""
-        results, decision = decided
-        for table in results_tables(results, console.width):
-            console.print(table)
-        others = job.session.deploy == "all"
-        commands = deployment_lines(decision, arm_names(results.cells), others=others)
-        for line in (*decision_lines(results, decision), *commands):
-            console.say(line)
-        if not others and any(len(of_arm) > 1 for of_arm in decision.serving.values()):
-            console.say(f"for other engines, not measured: `mtbench choose -o {job.path} --resume --deploy all`")
-        for reason, arms in itertools.groupby(unraced(results).items(), key=itemgetter(1)):
-            line = f"not raced: {listed(name for name, _ in arms)}: {reason}"
-            console.say(in_words(line, arm_names(results.cells)))
-        for made in weights(results):
-            console.say(f"Weights: {made}; an engine that computes with the quantised weights has other times.")
-        if not decision.complete:
-            console.say(budget_spent(f"mtbench choose -o {job.path} --resume{plugins.as_options()}"))
-        elif any(rec.word == "cannot tell" for rec in decision.recommendations):
-            console.say(ALL_USED)
-        spent = decision.spent
-        if spent.forwards and spent.forwards_full:
-            console.say(f"forwards: {spent.forwards:,} of {spent.forwards_full:,} of the full grid")
+        """Print what to use and how to deploy it, a line for each arm, and notes."""
+        show_results(job.directory, decided.results, console, others=job.session.deploy == "all")
 
     def decided(self, directory: Path) -> bool:
         """Return whether a block was decoded."""
@@ -146,15 +118,6 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
         if not decided.decision.complete:
             return INCOMPLETE
         return FAILED if any(cell.reference and cell.status == "failed" for cell in decided.results.cells) else 0
-
-
-def deployment_lines(decision: Decision, names: Mapping[str, str], *, others: bool) -> Iterator[str]:
-    """Yield the commands that start a server with the recommended arms. others: also in engines that were not raced."""
-    rows, notes = deployment(decision, others=others)
-    for name, command in rows:
-        yield f"{DEPLOY} {in_words(name, names)}:"
-        yield command
-    yield from (in_words(note, names) for note in notes)
 
 
 def finish(racing: Racing, progress: RunProgress, deadline: float = float("inf")) -> Decided:
