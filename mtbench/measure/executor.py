@@ -8,6 +8,7 @@ kept; missing ones are run.
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from mtbench import kernels
 from mtbench.decoding.arms import is_served
@@ -18,6 +19,7 @@ from mtbench.errors import UserError
 from mtbench.hardware import machine
 from mtbench.lineup.planner import with_dtype
 from mtbench.measure.block_writer import Progress
+from mtbench.measure.judging_time import expected_judging_s
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.stage import HERE, Stage
 from mtbench.measure.time_budget import TimeBudget
@@ -64,7 +66,8 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
                 run.keep_failures([line for line in run.failures if line.cell not in recovered or line.stage])
                 failed -= recovered
                 stages = [Stage(run, plan, group, failed, progress, budget) for group in plan.groups]
-            progress.begin(len(plan.cells), sum(stage.scheduler.work for stage in stages), budget.until)
+            judging = [] if execution.timed_only else [partial(expected_judging_s, run, plan)]
+            progress.begin(len(plan.cells), sum(stage.scheduler.work for stage in stages), budget.until, *judging)
             _decode(stages, sessions, execution, progress)
     else:
         progress.begin(len(plan.cells), 0, budget.until)

@@ -52,8 +52,8 @@ def enough(lines: Sequence[GenerationLine], *, prompts: bool = False) -> list[Ge
     return [line for n, line in zip(before, lines, strict=False) if n < EPSILON_POSITIONS_NEEDED]
 
 
-def expected_judging_s(run: Run, plan: Plan, *, whole: bool = False) -> float:
-    """Return the expected seconds of judging the stored answers, or with `whole` all that the plan will have.
+def expected_judging_s(run: Run, plan: Plan, rest: float = 0.0) -> float:
+    """Return the expected seconds of judging the stored answers and this share of those that are yet to be decoded.
 
     The tokens that are read, at the pace of prefill in this run's blocks; 0 before the first block. It is cheap enough
     to be called after each block.
@@ -64,8 +64,8 @@ def expected_judging_s(run: Run, plan: Plan, *, whole: bool = False) -> float:
         lines, read = answers_due(run, plan, cell), (cell.suite, cell.checkpoints[cell.on])
         if not lines:
             continue
-        planned = sum(map(len, plan.group(cell.cell).blocks)) if whole and cell.cell not in gone else 0
-        more = max(1.0, planned / len(run.answers[cell.cell]))
+        planned, stored = sum(map(len, plan.group(cell.cell).blocks)), len(run.answers[cell.cell])
+        more = 1.0 if cell.cell in gone else 1.0 + rest * (planned / stored - 1.0)
         for line in lines:
             fed.setdefault((*read, line.item), more * line.prompt_tokens)
             fed.setdefault((*read, line.item, *line.token_ids), more * len(line.token_ids))

@@ -94,7 +94,7 @@ def test_a_time_budget_stops_between_blocks(checkpoints: dict[str, str], tmp_pat
     run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,), time_budget_s=1e-9))
     assert [c["status"] for c in finish(run)["cells"]] == ["partial"]
     ends, progress = list[float](), Quiet()
-    progress.begin = lambda cells, work, until: ends.append(until - time.monotonic())  # type: ignore[method-assign]
+    progress.begin = lambda cells, work, until, *_: ends.append(until - time.monotonic())  # type: ignore[method-assign]
     for timed_only in (False, True):
         generate(run, progress, Execution(time_budget_s=600, timed_only=timed_only))
     assert ends == [pytest.approx(540, abs=30), pytest.approx(600, abs=30)], "a tenth is kept for re-scoring"
