@@ -30,7 +30,7 @@ interruption.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -68,6 +68,12 @@ class Rescoring:
     _read: dict[str, ReadingLine] = field(default_factory=dict)  # by key
     _texts: dict[tuple[str, str], WholeTexts] = field(default_factory=dict)  # by source and number type
 
+    def begin(self, cells: Iterable[Cell]) -> None:
+        """Store that these cells are not judged yet, so that a process that dies leaves no other grade."""
+        for cell in cells:
+            if answers_due(self.run, self.plan, cell):
+                self._store(cell, why=f"{INTERRUPTED}; `--resume` goes on")
+
     def check(self, cell: Cell) -> None:
         """Rescore the answers of a cell that claims to be lossless, and write lossless/<cell>.json once.
 
@@ -76,17 +82,19 @@ class Rescoring:
         lines = answers_due(self.run, self.plan, cell)
         if not lines:
             return
-        record, unjudged = None, RescoringRecord(epsilon=None, items={}, why=f"{INTERRUPTED}; `--resume` goes on")
         try:
             self._refuse_late()
-            record = self.rescored(cell, lines)
+            self._store(cell, self.rescored(cell, lines))
         except Exception as error:  # any fault of the model's code or files; it costs the grade, not the run
             kind = "" if isinstance(error, UserError | TimeoutError) else f"{type(error).__name__}: "
-            record = unjudged.changed(why=f"{kind}{first_line(error).rstrip('.')}")
+            why = f"{kind}{first_line(error).rstrip('.')}"
+            self._store(cell, why=why)
             if not isinstance(error, TimeoutError):
-                self.note(f"{cell.cell} could not be re-scored: {record.why}")
-        finally:
-            self.run.directory.write_json(RECORD.format(cell.cell), dump(record or unjudged))
+                self.note(f"{cell.cell} could not be re-scored: {why}")
+
+    def _store(self, cell: Cell, record: RescoringRecord | None = None, why: str | None = None) -> None:
+        record = record or RescoringRecord(epsilon=None, items={}, why=why)
+        self.run.directory.write_json(RECORD.format(cell.cell), dump(record))
 
     def rescored(self, cell: Cell, lines: Sequence[GenerationLine]) -> RescoringRecord:
         """Return the shortfalls of answers, and ε: between two readings of the reference arm's answers.

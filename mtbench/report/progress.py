@@ -56,7 +56,7 @@ class RunProgress(ChangingLine):
     def begin(self, cells: int, work: int, until: float, judging_s: Callable[[float], float] = lambda _: 0.0) -> None:
         """Start to count batches: `work` of them, or fewer if `time.monotonic()` reaches `until` before.
 
-        judging_s: the expected time of judging the stored answers and a share of the others.
+        judging_s: the expected time of judging the stored answers and a share of those to come.
         """
         self.cells, self.work, self.until, self.judging_s, self.done = cells, work, until, judging_s, 0
 
@@ -84,10 +84,9 @@ class RunProgress(ChangingLine):
         self.show(f"{self.done}/{self.work} batches{left and ', '}{left} | {where} | {speed}")
 
     def _left(self, now: float) -> str:
-        work_s = (now - self.first_at) / (self.done - 1) * (self.work - self.done)
-        decoding_s = min(work_s, max(0.0, self.until - now))
-        left_s = decoding_s + self.judging_s(decoding_s / work_s)
-        return f"{duration(left_s)} left{' (budget)' * (decoding_s < work_s)}"
+        work_s = self.judging_s(1.0) + (now - self.first_at) / (self.done - 1) * (self.work - self.done)
+        budget_s = max(0.0, self.until - now)
+        return f"{duration(work_s)} left" if work_s < budget_s else f"{duration(budget_s)} left (budget)"
 
 
 class TrainingProgress(ChangingLine):

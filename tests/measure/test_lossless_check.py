@@ -206,11 +206,11 @@ def test_an_interruption_loses_one_batch_and_grades_nothing(
         fed.clear()
         monkeypatch.setattr(Reading, "forced_logits", counted)
         run = Run.open(files)
+        pool, cell = ModelPool(run.plan.request), run.plan.cell(name)
+        rescoring = lossless_check.Rescoring(run, run.plan, pool, pytest.fail, deadline=deadline)
+        rescoring.begin([cell])
         with suppress(KeyboardInterrupt):
-            rescoring = lossless_check.Rescoring(
-                run, run.plan, ModelPool(run.plan.request), pytest.fail, deadline=deadline
-            )
-            rescoring.check(run.plan.cell(name))
+            rescoring.check(cell)
         [graded] = [cell.lossless for cell in assemble(files).cells if cell.cell == name]
         assert graded is not None
         assert (graded.worst_margin is None) == (graded.why is not None)
