@@ -12,12 +12,12 @@ an engine is held to, it is held to the judge itself, on as many tokens as ε ne
 The judge reads whole texts, several in a forward (mtbench/models/whole_texts.py); equal answers of all arms are one
 text, and of texts that begin alike the common tokens are fed once.
 
-ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted,
-between the judge, as it reads texts, and the arm's own engine at the arm's width, or NARROW. So it covers engine and
-width together. Rounding depends on shapes, and products of many positions round as the judge's do: SmolLM2-135M in
-bfloat16 on a CPU has a root mean square of Δlogit of 0.167 at 1 position, 0.161 at 24, and 0.130 at 96. For an external
-engine, whose logits are not known, it covers the width alone. It is at most 0.5: an engine that computes something else
-would make it large. In float32 and float64 it is a constant.
+ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted, between
+the judge, as it reads texts, and the arm's own engine at the arm's width, or NARROW. So it covers engine and width
+together. Rounding depends on shapes, and products of many positions round as the judge's do: SmolLM2-135M in bfloat16
+on a CPU has a root mean square of Δlogit of 0.167 at 1, 8 and 16 positions, and 0.130 at 96. For an external engine,
+whose logits are not known, it covers the width alone. It is at most 0.5: an engine that computes something else would
+make it large. In float32 and float64 it is a constant.
 
 Of a serving engine, ε is the rounding of its number type: the same percentile, between the judge in that type and in
 float32. With quantised weights the type is bfloat16. The engine's own noise may be larger, where its plain decoding has
@@ -49,7 +49,7 @@ from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
-NARROW = 8  # least positions of a forward of an arm's engine: about the time of one, and rounding of the same size
+NARROW = 8  # least positions of a forward of an arm's engine: in the time of one, with rounding of the same size
 COARSE = "bfloat16"  # number type whose rounding explains an engine that does not say how it computes
 READINGS = "lossless/readings.jsonl"
 INTERRUPTED = "re-scoring interrupted"

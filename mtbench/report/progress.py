@@ -84,9 +84,9 @@ class RunProgress(ChangingLine):
         self.show(f"{self.done}/{self.work} batches{left and ', '}{left} | {where} | {speed}")
 
     def _left(self, now: float) -> str:
-        work_s = self.judging_s(1.0) + (now - self.first_at) / (self.done - 1) * (self.work - self.done)
+        left_s = self.judging_s(1.0) + (now - self.first_at) / (self.done - 1) * (self.work - self.done)
         budget_s = max(0.0, self.until - now)
-        return f"{duration(work_s)} left" if work_s < budget_s else f"{duration(budget_s)} left (budget)"
+        return f"{duration(left_s)} left" if left_s < budget_s else f"{duration(budget_s)} left (budget)"
 
 
 class TrainingProgress(ChangingLine):
