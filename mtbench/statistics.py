@@ -321,8 +321,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def near_tie_epsilon(logit_differences: npt.ArrayLike, dtype: str) -> float | None:
     """Return ε: a token ties with the best one if its logit is at most ε lower. None for too few positions.
 
-    `logit_differences`: logits of `ar` at its own window width minus those at the arm's, on the same prefixes. ε is
-    the 99.9th percentile of their absolute values, at most 0.5; in float32 and float64 it is fixed.
+    `logit_differences`: logits of the tokens of `ar` by the judge minus those by the arm's engine at the arm's width.
+    ε is the 99.9th percentile of their absolute values, at most 0.5; in float32 and float64 it is fixed.
     """
     if dtype in EXACT_EPSILON:
         return EXACT_EPSILON[dtype]

@@ -25,6 +25,7 @@ from mtbench.plan.formats import (
     GenerationLine,
     MemoryRecord,
     PreparationLine,
+    ReadingLine,
     Readings,
     RescoringRecord,
     Scores,
@@ -52,6 +53,7 @@ LINES: dict[str, type[BaseModel]] = {
     "timings/*.jsonl": TimingLine,
     "preparation.jsonl": PreparationLine,
     "failures.jsonl": FailureLine,
+    "lossless/readings.jsonl": ReadingLine,
 }
 
 

@@ -10,6 +10,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from mtbench import kernels
 from mtbench.decoding.arms import is_served
@@ -20,6 +21,7 @@ from mtbench.errors import UserError
 from mtbench.hardware import machine
 from mtbench.lineup.planner import with_dtype
 from mtbench.measure.block_writer import Progress
+from mtbench.measure.judging_time import expected_judging_s
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.stage import HERE, Stage
 from mtbench.measure.time_budget import TimeBudget
@@ -69,11 +71,12 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
                 run.keep_failures([line for line in run.failures if line.cell not in recovered or line.stage])
                 failed -= recovered
                 stages = staged()
-            progress.begin(len(plan.cells), sum(stage.scheduler.work for stage in stages), budget.deadline)
+            judging = [] if execution.timed_only else [partial(expected_judging_s, run, plan)]
+            progress.begin(len(plan.cells), sum(stage.scheduler.work for stage in stages), budget.until, *judging)
             _decode(stages, sessions, execution, progress, budget)
         _say_if_changed(run.sessions[-1], progress)
     else:
-        progress.begin(len(plan.cells), 0, budget.deadline)
+        progress.begin(len(plan.cells), 0, budget.until)
     if execution.timed_only:
         return
     lost = {line.cell for line in run.left if line.lost or line.unraced}

@@ -4,13 +4,12 @@ import itertools
 from collections.abc import Sequence
 
 from mtbench.decoding.arms import is_served
-from mtbench.plan.formats import GenerationLine, RescoringRecord, TimingLine
+from mtbench.plan.formats import GenerationLine, RescoringRecord
 from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.run import Run
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 RECORD = "lossless/{}.json"  # of a cell
-STEPS_COST = 4.0  # of a token that is read for ε, a few positions at a time: tokens of a prompt
 
 
 def answers_due(run: Run, plan: Plan, cell: Cell) -> list[GenerationLine]:
@@ -52,11 +51,11 @@ def enough(lines: Sequence[GenerationLine], *, prompts: bool = False) -> list[Ge
     return [line for n, line in zip(before, lines, strict=False) if n < EPSILON_POSITIONS_NEEDED]
 
 
-def expected_judging_s(run: Run, plan: Plan, *, whole: bool = False) -> float:
-    """Return the expected seconds of judging the stored answers, or with `whole` all that the plan will have.
+def expected_judging_s(run: Run, plan: Plan, rest: float = 0.0) -> float:
+    """Return the expected seconds of judging the stored answers and this share of those that are yet to be decoded.
 
-    The tokens that are read, at the pace of prefill in this run's blocks; 0 before the first block. It is cheap enough
-    to be called after each block.
+    The tokens that are read, at the pace of prefill in this run's blocks, or of the blocks where an engine hides it; 0
+    before the first block. It is cheap enough to be called after each block.
     """
     fed, exact = dict[tuple[object, ...], float](), run.sessions and run.sessions[-1].dtype in EXACT_EPSILON
     gone = {line.cell for line in run.left} | {line.cell for line in run.failures if line.stage is None}
@@ -64,21 +63,20 @@ def expected_judging_s(run: Run, plan: Plan, *, whole: bool = False) -> float:
         lines, read = answers_due(run, plan, cell), (cell.suite, cell.checkpoints[cell.on])
         if not lines:
             continue
-        planned = sum(map(len, plan.group(cell.cell).blocks)) if whole and cell.cell not in gone else 0
-        more = max(1.0, planned / len(run.answers[cell.cell]))
+        planned, stored = sum(map(len, plan.group(cell.cell).blocks)), len(run.answers[cell.cell])
+        more = 1.0 if cell.cell in gone else 1.0 + rest * (planned / stored - 1.0)
         for line in lines:
             fed.setdefault((*read, line.item), more * line.prompt_tokens)
             fed.setdefault((*read, line.item, *line.token_ids), more * len(line.token_ids))
         by = [] if exact else enough(max((run.answers[c.cell] for c in references(plan, cell)), key=len, default=lines))
         if sum(len(line.token_ids) for line in by) >= EPSILON_POSITIONS_NEEDED:
-            sizes = (line.prompt_tokens + STEPS_COST * len(line.token_ids) for line in by)
-            fed[(*read, cell.lossless_reference, cell.engine, None)] = sum(sizes)
-    return sum(fed.values()) * min(map(_token_s, filter(None, run.timings.values())), default=0.0)
-
-
-def _token_s(lines: Sequence[TimingLine]) -> float:
-    """Return the time of a token of a prompt; of all tokens where prefill was not timed."""
-    timed = [line for line in lines if line.prefill_s and line.prompt_tokens]
-    if timed:
-        return sum(line.prefill_s or 0.0 for line in timed) / sum(line.prompt_tokens for line in timed)
-    return sum(line.wall_s for line in lines) / sum(line.prompt_tokens + line.tokens for line in lines)
+            fed[(*read, cell.lossless_reference, cell.engine, None)] = sum(
+                of.prompt_tokens + len(of.token_ids) for of in by
+            )
+    token_s = (
+        sum(of.prefill_s or of.wall_s for of in lines)
+        / sum(of.prompt_tokens + of.tokens * (not of.prefill_s) for of in lines)
+        for lines in run.timings.values()
+        if lines
+    )
+    return sum(fed.values()) * min(token_s, default=0.0)

@@ -12,12 +12,12 @@ an engine is held to, it is held to the judge itself, on as many tokens as ε ne
 The judge reads whole texts, several in a forward (mtbench/models/whole_texts.py); equal answers of all arms are one
 text, and of texts that begin alike the common tokens are fed once.
 
-ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted,
-between the judge, as it reads texts, and the arm's own engine at the arm's width, or NARROW. So it covers engine and
-width together. Rounding depends on shapes, and products of many positions round as the judge's do: SmolLM2-135M in
-bfloat16 on a CPU has a root mean square of Δlogit of 0.167 at 1 position, 0.161 at 24, and 0.130 at 96. For an external
-engine, whose logits are not known, it covers the width alone. It is at most 0.5: an engine that computes something else
-would make it large. In float32 and float64 it is a constant.
+ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted, between
+the judge, as it reads texts, and the arm's own engine at the arm's width, or NARROW. So it covers engine and width
+together. Rounding depends on shapes, and products of many positions round as the judge's do: SmolLM2-135M in bfloat16
+on a CPU has a root mean square of Δlogit of 0.167 at 1, 8 and 16 positions, and 0.130 at 96. For an external engine,
+whose logits are not known, it covers the width alone. It is at most 0.5: an engine that computes something else would
+make it large. In float32 and float64 it is a constant.
 
 Of a serving engine, ε is the rounding of its number type: the same percentile, between the judge in that type and in
 float32. With quantised weights the type is bfloat16. The engine's own noise may be larger, where its plain decoding has
@@ -30,7 +30,7 @@ interruption.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -49,7 +49,7 @@ from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
-NARROW = 8  # least positions of a forward of an arm's engine: about the time of one, and rounding of the same size
+NARROW = 8  # least positions of a forward of an arm's engine: in the time of one, with rounding of the same size
 COARSE = "bfloat16"  # number type whose rounding explains an engine that does not say how it computes
 READINGS = "lossless/readings.jsonl"
 INTERRUPTED = "re-scoring interrupted"
@@ -68,6 +68,12 @@ class Rescoring:
     _read: dict[str, ReadingLine] = field(default_factory=dict)  # by key
     _texts: dict[tuple[str, str], WholeTexts] = field(default_factory=dict)  # by source and number type
 
+    def begin(self, cells: Iterable[Cell]) -> None:
+        """Store that these cells are not judged yet, so that a process that dies leaves no other grade."""
+        for cell in cells:
+            if answers_due(self.run, self.plan, cell):
+                self._store(cell, why=f"{INTERRUPTED}; `--resume` goes on")
+
     def check(self, cell: Cell) -> None:
         """Rescore the answers of a cell that claims to be lossless, and write lossless/<cell>.json once.
 
@@ -76,17 +82,19 @@ class Rescoring:
         lines = answers_due(self.run, self.plan, cell)
         if not lines:
             return
-        record, unjudged = None, RescoringRecord(epsilon=None, items={}, why=f"{INTERRUPTED}; `--resume` goes on")
         try:
             self._refuse_late()
-            record = self.rescored(cell, lines)
+            self._store(cell, self.rescored(cell, lines))
         except Exception as error:  # any fault of the model's code or files; it costs the grade, not the run
             kind = "" if isinstance(error, UserError | TimeoutError) else f"{type(error).__name__}: "
-            record = unjudged.changed(why=f"{kind}{first_line(error).rstrip('.')}")
+            why = f"{kind}{first_line(error).rstrip('.')}"
+            self._store(cell, why=why)
             if not isinstance(error, TimeoutError):
-                self.note(f"{cell.cell} could not be re-scored: {record.why}")
-        finally:
-            self.run.directory.write_json(RECORD.format(cell.cell), dump(record or unjudged))
+                self.note(f"{cell.cell} could not be re-scored: {why}")
+
+    def _store(self, cell: Cell, record: RescoringRecord | None = None, why: str | None = None) -> None:
+        record = record or RescoringRecord(epsilon=None, items={}, why=why)
+        self.run.directory.write_json(RECORD.format(cell.cell), dump(record))
 
     def rescored(self, cell: Cell, lines: Sequence[GenerationLine]) -> RescoringRecord:
         """Return the shortfalls of answers, and ε: between two readings of the reference arm's answers.

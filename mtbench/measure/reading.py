@@ -1,7 +1,7 @@
 """Read finished answers again, teacher-forced: the logit of each token that was emitted, and the largest one there."""
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mtbench import sampling
 from mtbench.models.runner import ModelRunner
-from mtbench.models.whole_texts import FED_AT_ONCE, TextTree, WholeTexts
+from mtbench.models.whole_texts import FED_AT_ONCE, WholeTexts, tree_logits
 
 
 class Answer(NamedTuple):
@@ -33,13 +33,10 @@ class Reading(NamedTuple):
         """Return the numbers of the answers that are read together."""
         if isinstance(self.model, WholeTexts):
             return self.model.groups([len(of.prompt) for of in answers], [len(of.tokens) for of in answers])
-        groups, tree = list[list[int]](), TextTree()
-        for n, of in enumerate(answers):
-            if not groups or len(tree.ids) >= FED_AT_ONCE:
-                groups, tree = [*groups, []], TextTree()
-            tree.add([*of.prompt, *of.tokens])
-            groups[-1].append(n)
-        return groups
+        before = [(), *(of.prompt for of in answers)]  # answers to an item are side by side
+        new = (len(of.tokens) + (of.prompt != last) * len(of.prompt) for of, last in zip(answers, before, strict=False))
+        sizes = [*accumulate(new)]
+        return [[*group] for _, group in groupby(range(len(answers)), lambda n: sizes[n] // FED_AT_ONCE)]
 
     @torch.inference_mode()
     def forced_logits(self, answers: Sequence[Answer]) -> list[tuple[Tensor, Tensor]]:
@@ -58,24 +55,15 @@ class Reading(NamedTuple):
 def judged_logits(
     model: ModelRunner | WholeTexts, answers: Sequence[Answer], width: int = FED_AT_ONCE
 ) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield the logits that judge tokens: number of an answer, index of a token, logits `(n, V)` from that token on.
+    """Return the logits that judge tokens: number of an answer, index of a token, logits `(n, V)` from that token on.
 
     `width`: positions of one forward, if the model does not read whole texts. Raises UserError for logits that are no
     numbers.
     """
+    texts, judged = [[*of.prompt, *of.tokens] for of in answers], [len(of.tokens) for of in answers]
     if isinstance(model, WholeTexts):
-        found = model.logits([[*of.prompt, *of.tokens] for of in answers], [len(of.tokens) for of in answers])
-        yield from ((n, 0, logits) for n, logits in enumerate(found) if len(logits))
-        return
-    tree = TextTree()
-    for of in answers:
-        tree.add(of.prompt[:-1])  # these need no logits, so they come first
-    paths = [tree.add([*of.prompt, *of.tokens])[len(of.prompt) - 1 : -1] for of in answers]
-    for begin, logits in tree.logits(model, min((path[0] for path in paths if path), default=len(tree.ids)), width):
-        for n, path in enumerate(paths):
-            first, end = (bisect_left(path, node) for node in (begin, begin + len(logits)))
-            if first < end:
-                yield n, first, logits[[node - begin for node in path[first:end]]]
+        return ((n, 0, logits) for n, logits in enumerate(model.logits(texts, judged)) if len(logits))
+    return tree_logits(model, texts, judged, width)
 
 
 def with_noise(logits: Tensor, answer: Answer, first: int) -> Tensor:

@@ -10,6 +10,7 @@ from mtbench.document.formatting import duration
 from mtbench.measure import cache_probe
 from mtbench.measure.block_runner import BlockRunner
 from mtbench.measure.block_writer import BlockWriter, Progress
+from mtbench.measure.judging_time import expected_judging_s
 from mtbench.measure.scheduler import Scheduler, Visit
 from mtbench.measure.time_budget import TimeBudget
 from mtbench.measure.workers import Done, WorkerSession, in_parallel
@@ -18,6 +19,7 @@ from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 from mtbench.records import dump
 
+LEAST_JUDGING_S = 1.0  # of a time budget that covers judging
 HERE = Execution()  # in this process, with the plan's values
 
 
@@ -102,6 +104,8 @@ class Stage:
                 if not self.runner.run_block(session, visit, block, part):
                     queue.appendleft(chain[place:])
                     return
+                if self.budget.judging_s:
+                    self.budget.judging_s = max(expected_judging_s(self.run, self.plan), LEAST_JUDGING_S)
                 scheduler.leave_out_hopeless(session.warm)
                 self.writer.let_leave(execution.leave)
 

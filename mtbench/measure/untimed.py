@@ -31,10 +31,11 @@ class UntimedPasses:
         """Run the passes on the models of `pool`, as far as the deadline allows. show: receives the current step."""
         run, plan, failed = self.run, self.plan, set(self.failed)
         rescoring = Rescoring(run, plan, pool, note, show, self.deadline)
-        for cell in plan.cells:
-            if cell.cell not in failed:
-                rescoring.check(cell)
-                cache_probe.judge(rescoring, cell)
+        answered = [cell for cell in plan.cells if cell.cell not in failed]
+        rescoring.begin(answered)
+        for cell in answered:
+            rescoring.check(cell)
+            cache_probe.judge(rescoring, cell)
         del rescoring  # its models
         left_out = failed | self.lost
         show("measuring energy and peak memory")

@@ -1,16 +1,13 @@
 """Logits of whole texts by transformers' modules, many texts in a forward: the judge of answers.
 
-`TextTree` is for models that mtbench's loop decodes: tokens with which texts begin alike are fed once.
-
-`WholeTexts` is for others. A forward over prompt and answer undoes no token. So it needs no cache, and each class's own
-attention or recurrence is right: hybrids, any rope type, and quantised folders whose package is installed. Ids that the
-tokenizer lacks have a logit like any other.
+`tree_logits` is for models that mtbench's loop decodes, `WholeTexts` for others. A forward over prompt and answer
+undoes no token. So `WholeTexts` needs no cache, and each class's own attention or recurrence is right: hybrids, any
+rope type, and quantised folders whose package is installed. Ids that the tokenizer lacks have a logit like any other.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +24,6 @@ FED_AT_ONCE = (
 )
 LOGITS_AT_ONCE = 1 << 27  # numbers
 MASKED_AT_ONCE = 1 << 22  # positions fed times slots in view
-ROOT = -1  # the parent of a first token
 ALONE = {"dynamic", "longrope"}  # rope types whose angles depend on the longest text of a forward
 
 
@@ -87,53 +83,46 @@ class WholeTexts:
         return torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=self.device)
 
 
-class TextTree:
-    """Texts as a tree of tokens: a node for each token, behind its parent; common beginnings are there once."""
+@torch.inference_mode()
+def tree_logits(
+    runner: ModelRunner, texts: Sequence[Sequence[int]], judged: Sequence[int], width: int = FED_AT_ONCE
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield the logits of the last `judged` tokens: number of a text, of one of these tokens, logits (n, V) from it on.
 
-    def __init__(self) -> None:
-        self.ids, self.parents, self.positions = list[int](), list[int](), list[int]()
-        self._nodes = dict[tuple[int, int], int]()  # by parent and token
+    The texts are a tree of tokens, each behind its parent, so tokens with which texts begin alike are fed once.
+    `width`: positions of one forward that has logits. Raises UserError for logits that are no numbers.
+    """
+    nodes, device = dict[tuple[int, int], int](), runner.device  # by parent and token
 
-    def add(self, text: Sequence[int]) -> list[int]:
-        """Add a text; return the nodes of its tokens, which ascend."""
-        path, parent = list[int](), ROOT
-        for position, token in enumerate(text):
-            node = self._nodes.setdefault((parent, token), len(self.ids))
-            if node == len(self.ids):
-                self.ids.append(token)
-                self.parents.append(parent)
-                self.positions.append(position)
-            path.append(parent := node)
-        return path
+    def path(text: Sequence[int]) -> Tensor:
+        parents = [-1]
+        for token in text:
+            parents.append(nodes.setdefault((parents[-1], token), len(nodes)))
+        return torch.tensor(parents[1:], dtype=torch.long, device=device)
 
-    @torch.inference_mode()
-    def logits(self, runner: ModelRunner, first: int, width: int = FED_AT_ONCE) -> Iterator[tuple[int, Tensor]]:
-        """Yield the logits behind the nodes from `first` on: a node, logits (n, V) from it on, n ≤ `width`.
-
-        Raises UserError for logits that are no numbers.
-        """
-        count, device = len(self.ids), runner.device
-        ids, positions, slots = (torch.tensor([of], device=device) for of in (self.ids, self.positions, range(count)))
-        most = max(1, min(FED_AT_ONCE, MASKED_AT_ONCE // count, LOGITS_AT_ONCE // runner.vocabulary))
-        runner.reserve(1, count)
-        for begin, end in pairwise([*range(0, first, most), *range(first, count, min(width, most)), count]):
-            fed, sees = slice(begin, end), self._sees(begin, end).to(device)
-            places = slots[:, fed], positions[:, fed], torch.zeros_like(slots[0, :1])
-            metadata = AttentionMetadata(*places, view=end, sees=sees, offset=positions[0, :end])
-            logits = runner.forward(ids[:, fed], metadata, end - begin if begin >= first else 1).logits[0]
-            if not numbers(logits).all():
-                raise NotNumbersError("the judge's logits", runner.model.dtype)
-            if begin >= first:
-                yield begin, logits if logits.dtype == torch.float64 else logits.float()
-
-    def _sees(self, begin: int, end: int) -> Tensor:
-        """Return which nodes are ancestors of each node from `begin` to `end`, or itself, (end − begin, end) bool."""
-        sees = np.zeros((end - begin, end), bool)
-        for node in range(begin, end):
-            row, parent = sees[node - begin], self.parents[node]
-            if parent >= begin:
-                row[:] = sees[parent - begin]
-            while ROOT < parent < begin:
-                row[parent], parent = True, self.parents[parent]
-            row[node] = True
-        return torch.from_numpy(sees)
+    for text, n in zip(texts, judged, strict=True):
+        path(text[: len(text) - n - 1])  # these need no logits, so they come first
+    paths = [path(text[:-1]) for text in texts]
+    ends = [of[len(of) - n :] for of, n in zip(paths, judged, strict=True)]
+    count, first = len(nodes), min((int(end[0]) for end in ends if len(end)), default=len(nodes))
+    ids, slots = (torch.tensor([of], device=device) for of in ([token for _, token in nodes], range(count)))
+    positions = torch.empty_like(slots)
+    for of in paths:
+        positions[0, of] = slots[0, : len(of)]
+    most = max(1, min(FED_AT_ONCE, MASKED_AT_ONCE // count, LOGITS_AT_ONCE // runner.vocabulary))
+    runner.reserve(1, count)
+    for begin, end in pairwise([*range(0, first, most), *range(first, count, min(width, most)), count]):
+        sees = torch.zeros(end - begin, end, dtype=torch.bool, device=device)
+        for of in paths:
+            before, own = of[of < end], of[(begin <= of) & (of < end), None]
+            sees[own - begin, before] = before <= own
+        places = slots[:, begin:end], positions[:, begin:end], slots[0, :1]
+        metadata = AttentionMetadata(*places, view=end, sees=sees, offset=positions[0, :end])
+        logits = runner.forward(ids[:, begin:end], metadata, end - begin if begin >= first else 1).logits[0]
+        if not numbers(logits).all():
+            raise NotNumbersError("the judge's logits", runner.model.dtype)
+        for n, of in enumerate(ends if begin >= first else ()):
+            here = ((begin <= of) & (of < end)).nonzero()[:, 0]
+            if len(here):
+                found = logits[of[here] - begin]
+                yield n, int(here[0]), found if found.dtype == torch.float64 else found.float()

@@ -9,6 +9,7 @@
     race.json          of a race: its looks
     eliminated.jsonl   of a race: cells that left before the last block, and why
     memory.json, energy.json, lossless/<cell>.json, prefix_cache/<cell>.json   untimed passes
+    lossless/readings.jsonl    one line per answer that was re-scored (append-only)
     scores.json, readings.json, results.json, acceptance.yaml, report.md, report.html, tables/, figures/
     .lock              locked by the command that works on the run
 

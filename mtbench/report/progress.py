@@ -1,7 +1,7 @@
 """The progress of a run or a training: in a terminal one line that changes, elsewhere a line now and then."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from rich.console import Console
@@ -53,9 +53,12 @@ class RunProgress(ChangingLine):
         self.cells = self.work = self.done = 0
         self.first_at, self.until = 0.0, float("inf")
 
-    def begin(self, cells: int, work: int, until: float) -> None:
-        """Start to count batches: `work` of them, or fewer if `time.monotonic()` reaches `until` before."""
-        self.cells, self.work, self.until, self.done = cells, work, until, 0
+    def begin(self, cells: int, work: int, until: float, judging_s: Callable[[float], float] = lambda _: 0.0) -> None:
+        """Start to count batches: `work` of them, or fewer if `time.monotonic()` reaches `until` before.
+
+        judging_s: the expected time of judging the stored answers and a share of those to come.
+        """
+        self.cells, self.work, self.until, self.judging_s, self.done = cells, work, until, judging_s, 0
 
     def skip(self, work: int) -> None:
         """Expect so many batches fewer: a cell has left."""
@@ -80,9 +83,9 @@ class RunProgress(ChangingLine):
         self.show(line, now=self.done == self.work)
 
     def _left(self, now: float) -> str:
-        work_s = (now - self.first_at) / (self.done - 1) * (self.work - self.done)
+        left_s = self.judging_s(1.0) + (now - self.first_at) / (self.done - 1) * (self.work - self.done)
         budget_s = max(0.0, self.until - now)
-        return f"{duration(work_s)} left" if work_s < budget_s else f"{duration(budget_s)} left (budget)"
+        return f"{duration(left_s)} left" if left_s < budget_s else f"{duration(budget_s)} left (budget)"
 
 
 class TrainingProgress(ChangingLine):

@@ -1,7 +1,9 @@
 """Who judges an arm's tokens, and in which words: an engine that computes something else does not excuse itself."""
 
 import math
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +24,7 @@ from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import NotNumbersError
 from mtbench.kernels import Norm
-from mtbench.measure import grades, judging_time, lossless_check, peak_memory
+from mtbench.measure import grades, judging_time, lossless_check, peak_memory, reading
 from mtbench.measure.judging_time import answers_due
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.reading import Answer, Reading, with_noise
@@ -32,6 +34,7 @@ from mtbench.models.whole_texts import FED_AT_ONCE
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import GenerationLine, ReadingLine, RescoringRecord
 from mtbench.plan.plan import Cell, Plan, RunRequest
+from mtbench.plan.run import Run
 from mtbench.records import dump
 
 PROMPTS = [[3], [5, 9, 1], [30, 31, 2, 7]]
@@ -177,6 +180,48 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     assert last["epsilon"] == found["epsilon"]
     assert [len(last["items"][item]) for item in "012"] == [0, 0, 1]
     assert fed == []
+
+
+def test_an_interruption_loses_one_batch_and_grades_nothing(
+    small_run: RunDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An interrupt, and the end of the time budget, are named; a resumed run reads what was not read, and no more."""
+    shutil.copytree(small_run.path, tmp_path / "run")
+    files = RunDirectory(tmp_path / "run")
+    name = next(
+        cell.cell for cell in Run.open(files).plan.cells if cell.claims == "lossless" and cell.lossless_reference
+    )
+    whole = stored_json(files, f"lossless/{name}.json")
+    shutil.rmtree(files.path / "lossless")
+    monkeypatch.setattr(reading, "FED_AT_ONCE", 1)  # each answer alone
+    fed, forced = list[int](), Reading.forced_logits
+
+    def passes(until: int, deadline: float = math.inf) -> str | None:
+        def counted(of: Reading, answers: Sequence[Answer]) -> Any:
+            fed.append(len(answers))
+            if len(fed) == until:
+                raise KeyboardInterrupt
+            return forced(of, answers)
+
+        fed.clear()
+        monkeypatch.setattr(Reading, "forced_logits", counted)
+        run = Run.open(files)
+        pool, cell = ModelPool(run.plan.request), run.plan.cell(name)
+        rescoring = lossless_check.Rescoring(run, run.plan, pool, pytest.fail, deadline=deadline)
+        rescoring.begin([cell])
+        with suppress(KeyboardInterrupt):
+            rescoring.check(cell)
+        [graded] = [cell.lossless for cell in assemble(files).cells if cell.cell == name]
+        assert graded is not None
+        assert (graded.worst_margin is None) == (graded.why is not None)
+        return graded.why
+
+    assert passes(until=3) == "re-scoring interrupted; `--resume` goes on"
+    assert len(files.read_lines(lossless_check.READINGS, ReadingLine)) == 2
+    assert passes(until=0, deadline=0.0) == "re-scoring interrupted: time budget; `--resume` goes on"
+    assert passes(until=0) is None
+    assert fed == [1] * (len(files.read_lines(lossless_check.READINGS, ReadingLine)) - 2)
+    assert stored_json(files, f"lossless/{name}.json") == whole
 
 
 def test_what_a_schema_forces_is_judged_between_the_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

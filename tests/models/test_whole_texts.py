@@ -13,7 +13,7 @@ from mtbench.measure.reading import Answer, Reading
 from mtbench.models import whole_texts
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
-from mtbench.models.whole_texts import WholeTexts
+from mtbench.models.whole_texts import WholeTexts, tree_logits
 
 TEXTS = [[3, 4, 5, 6, 7, 8, 9], [5, 9, 1], [30, 31, 2, 7, 1, 12, 13, 14, 15, 2, 3, 4], [8, 8]]
 JUDGED = [4, 2, 6, 0]
@@ -89,6 +89,24 @@ def test_it_judges_as_the_modules_over_a_cache_do(tmp_path: Path) -> None:
     answer = Answer([3, 4], [5, 6, 7])
     [(emitted, _)] = Reading("", ModelRunner(load(str(tmp_path)))).forced_logits([answer])
     torch.testing.assert_close(logits.gather(1, torch.tensor([[5], [6], [7]]))[:, 0], emitted)
+
+
+@pytest.mark.parametrize("width", [3, 1024])
+@pytest.mark.parametrize("name", ["LlamaConfig", "Gemma3TextConfig"])
+def test_texts_that_begin_alike_have_the_logits_of_each_alone(
+    name: str, width: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a tree that several forwards feed; one text is the beginning of another, one has no judged token."""
+    monkeypatch.setattr(whole_texts, "MASKED_AT_ONCE", 100)
+    texts, judged = [[3, 4, 5, 6, 7], [3, 4, 5, 9], [3, 4, 5, 6], [8, 4, 5, 6, 7, 2, 3], [3, 4, 9, 9]], [2, 2, 3, 5, 0]
+    expected = judge(tmp_path, name).logits(texts, judged)
+    runner = ModelRunner(load(str(tmp_path), dtype=torch.float64))
+    found = [torch.full(of.shape, torch.nan, dtype=of.dtype) for of in expected]
+    for n, first, logits in tree_logits(runner, texts, judged, width):
+        found[n][first : first + len(logits)] = logits
+    for one, other in zip(found, expected, strict=True):
+        known = other.index_fill(1, runner.checkpoint.suppressed, -torch.inf)
+        torch.testing.assert_close(one, known, rtol=1e-9, atol=1e-9)
 
 
 def test_a_forward_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def lines_of(clock: Clock, until: float) -> list[str]:
+def lines_of(clock: Clock, until: float, judging_s: float = 0.0) -> list[str]:
     """Eleven seconds of loading and of warm-up, then four batches, of 11 seconds each."""
     written = io.StringIO()
     cell = plan_of(limit=4).cells[0]
@@ -32,7 +32,7 @@ def lines_of(clock: Clock, until: float) -> list[str]:
         progress.show("loading the models")
         clock.now += 11
         progress.show("warming up ar b1")
-        progress.begin(1, 4, until)
+        progress.begin(1, 4, until, lambda share: judging_s * share)
         for _ in range(4):
             clock.now += 11
             progress.decoded(cell, 1, 1, {"tokens": 22, "wall_s": 11.0, "row_forwards": 22})
@@ -50,6 +50,11 @@ def test_a_line_every_ten_seconds_says_what_is_done_and_the_time_that_is_left(cl
         f"3/4 batches, 11 s left | {rest}",
         f"4/4 batches | {rest}",
     ]
+
+
+def test_the_time_left_has_judging_in_it(clock: Clock) -> None:
+    left = [line.split(" | ")[0] for line in lines_of(clock, float("inf"), judging_s=7.0)]
+    assert left[3:5] == ["2/4 batches, 29 s left", "3/4 batches, 18 s left"]
 
 
 def test_the_time_left_is_at_most_that_of_the_budget(clock: Clock) -> None:
