@@ -157,7 +157,7 @@ Apart = Annotated[
 TimeBudget = Annotated[
     float | None,
     option(
-        "Start no batch after 90s, 30m or 2h, with loading, starts of servers and judging; continue with --resume.",
+        "End after 90s, 30m or 2h, with loading, starts of servers, judging and page; continue with --resume.",
         TIMING,
         ge=0,
         flags=("--time-budget",),

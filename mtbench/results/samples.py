@@ -1,7 +1,8 @@
 """Read the stored lines of each cell and sum over those that count.
 
-A block counts in a round only if every arm of the group has a clean timing line for it. An arm that left the run counts
-only for its own blocks, and is compared on those. An arm that lost too many of its own lines has no samples, and the
+A block counts in a round only if every arm of the group has a clean timing line for it. In a race an arm may wait while
+others decode a block: it counts for these. An arm that left the run counts only for its own blocks, and is compared on
+those. An arm that lost too many of its own lines has no samples, and the
 others are compared without it. All blocks that count have the same number of rounds: those that the plan repeats, or,
 if these are too few for an interval, all blocks with round 1. A block has the median of its rounds. Blocks with turns
 of the same conversations are one unit; of times in servers, blocks in a row that last a second. A sum is None if an
