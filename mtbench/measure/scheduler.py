@@ -2,9 +2,9 @@
 
 Later rounds repeat blocks of the first, so they come after it. Blocks that are on disk are not decoded again.
 
-In a race within a time budget those arms take part in a block that can all get a decision in the time that is left,
-the first in the plan first. The others wait. They come in when there is time: an arm has the blocks that it decoded,
-and plain decoding has all.
+In a race within a time budget those arms take part in a block that can all get a decision in the time that is left:
+first one arm of each method, in the order of the plan. The others wait. They come in when there is time: an arm has the
+blocks that it decoded, and plain decoding has all.
 """
 
 import random
@@ -43,6 +43,8 @@ class Scheduler:
         self.limited = raced and budget.seconds is not None
         self.share_until = float("inf")  # by time.monotonic: the end of this group's share of the time budget
         self._whole = set[tuple[str, int]]()  # rounds that a cell alone has finished
+        methods = [cell.method for cell in writer.cells]
+        self._turn = {cell.cell: methods[:n].count(cell.method) for n, cell in enumerate(writer.cells)}
         self._taking_part = list[Cell]()
         self.done = self._keep_finished_blocks()
         self.tried_s: float | None = None  # time of a block of plain decoding before the first one
@@ -135,7 +137,9 @@ class Scheduler:
         if not self.limited or not live:
             return live
         there = [cell for cell in live if cell.is_reference or self.writer.begun(cell) or not self.late]
-        plain, *others = sorted(there, key=lambda cell: (not cell.is_reference, not self.writer.begun(cell)))
+        plain, *others = sorted(
+            there, key=lambda cell: (not cell.is_reference, not self.writer.begun(cell), self._turn[cell.cell])
+        )
         part, left_s = self.part(warm, [plain, *others]), self.deadline - time.monotonic()
         now = sum(cell in self._taking_part for cell in live)
         n = max(fitting(left_s, [part]), min(now, fitting(MARGIN * left_s, [part])), FEWEST_ARMS)

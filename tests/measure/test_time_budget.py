@@ -359,3 +359,10 @@ def test_an_arm_that_is_slower_than_thought_waits_and_the_others_get_their_block
     assert [3 in part for part in found[:4]] == [True, True, True, False]
     assert all(len(race.timings[cell.cell]) >= MIN_BLOCKS for cell in race.cells[:3])
     assert race.now <= 130
+
+
+def test_one_arm_of_each_method_begins_before_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    race = Clock(monkeypatch, 40, arms=10)
+    race.cells[8] = race.cells[8].changed(method="suffix")
+    race.scheduler = Scheduler(race.scheduler.writer, race.scheduler.budget, apart=False, seed=0, raced=True)
+    assert race.race(lambda *_: 1.0)[0] == [0, 1, 8, 2, 3]
