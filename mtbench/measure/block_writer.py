@@ -4,10 +4,12 @@ Workers share a writer: one writes at a time.
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from mtbench.document.formatting import few
 from mtbench.measure.workers import Done, Failed, WorkerSession
 from mtbench.plan.formats import Elimination, FailureLine, GenerationLine
 from mtbench.plan.lines import generation_line, timing_line
@@ -120,9 +122,11 @@ class BlockWriter:
             self._leave([gone(cell=cell.cell) for cell in self.live(cells)])
 
     def _leave(self, lines: Sequence[Elimination]) -> None:
+        self.run.add_left(lines)
+        arms = defaultdict[str, list[str]](list)
         for line in lines:
-            self.run.add_left([line])
             self.progress.skip(sum(self.group.rounds) - len(self.run.timings[line.cell]))
-            when = "is left out" if line.unraced else f"leaves after {line.block} blocks"
-            cell = self.plan.cell(line.cell)
-            self.progress.note(f"{cell.arm} at batch size {cell.batch_size} {when}: {line.reason}")
+            when = "left out" if line.unraced else f"out after {line.block} blocks"
+            arms[f"{when}: {line.reason}"].append(self.plan.cell(line.cell).arm)
+        for why, names in arms.items():
+            self.progress.note(f"{few(names)} at batch size {self.group.batch_size}: {why}")

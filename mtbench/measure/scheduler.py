@@ -131,20 +131,22 @@ class Scheduler:
     def taking_part(self, warm: Collection[tuple[str, int]]) -> list[Cell]:
         """Return the live cells that decode the next block. warm: of a session.
 
-        An arm that takes part goes on until the time is surely too short for it; another comes in if there is a margin.
+        Those come first that need the fewest blocks. An arm that takes part goes on until the time is surely too short
+        for it; another comes in if there is a margin.
         """
         live = self.writer.live()
         if not self.limited or not live:
             return live
         there = [cell for cell in live if cell.is_reference or self.writer.begun(cell) or not self.late]
-        plain, *others = sorted(
-            there, key=lambda cell: (not cell.is_reference, not self.writer.begun(cell), self._turn[cell.cell])
-        )
+        plain, *others = sorted(there, key=lambda c: (not c.is_reference, self._needed(c), self._turn[c.cell]))
         part, left_s = self.part(warm, [plain, *others]), self.deadline - time.monotonic()
         now = sum(cell in self._taking_part for cell in live)
         n = max(fitting(left_s, [part]), min(now, fitting(MARGIN * left_s, [part])), FEWEST_ARMS)
         self._taking_part = [plain, *others[: n - 1]]
         return self._taking_part
+
+    def _needed(self, cell: Cell) -> int:
+        return max(0, MIN_BLOCKS - len(self.writer.run.timings[cell.cell]))
 
     @property
     def late(self) -> bool:
@@ -165,7 +167,7 @@ class Scheduler:
             most = len(self.writer.cells)
             reason = self.budget.too_short(most - len(gone), most, [self.part(warm, [live[0], *waiting])])
             if self.late:
-                reason = f"fewer than {MIN_BLOCKS} blocks were left when it had time; give more prompts"
+                reason += f", or prompts for {MIN_BLOCKS} blocks more"
             self.writer.leave_out(gone, reason)
 
     def has_time(self, warm: Collection[tuple[str, int]], cells: Sequence[Cell]) -> bool:

@@ -202,7 +202,7 @@ def test_a_slow_server_is_left_out_for_a_decision_among_the_others(
     run, notes = raced(tmp_path / "run", 4.0)
     [gone] = run.left
     assert (run.plan.cell(gone.cell).arm, gone.block, gone.lost, gone.unraced) == (FAST, 0, False, True)
-    assert any(note.startswith(f"{FAST} at batch size 1 is left out: the server of") for note in notes)
+    assert any(note.startswith(f"{FAST} at batch size 1: left out: the server of") for note in notes)
     assert blocks(run)[FAST] == 0
 
 
@@ -225,7 +225,7 @@ def test_the_last_arms_are_left_out_if_a_decision_among_all_does_not_fit(
     refused = json.loads((tmp_path / "run" / "decision.json").read_text())["refused"]
     reason = refused[f"{SLOW} at batch size 1"]
     assert re.fullmatch(r"the time budget has room for 2 of 3 arms; all need `--time-budget 1m`", reason)
-    assert f"{SLOW} at batch size 1 is left out: {reason}" in shown.output
+    assert f"{SLOW} at batch size 1: left out: {reason}" in shown.output
     said = " ".join(shown.output.split())  # a sentence wraps
     assert f"Not run: Prompt lookup ahead=4 (Scripted ngram): {reason}." in said
     lines = stored_lines(RunDirectory.open(tmp_path / "run"), "eliminated.jsonl")
