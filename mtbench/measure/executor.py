@@ -72,11 +72,11 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
                 failed -= recovered
                 stages = staged()
             judging = [] if execution.timed_only else [partial(expected_judging_s, run, plan)]
-            progress.begin(len(plan.cells), sum(stage.scheduler.work for stage in stages), budget.until, *judging)
+            progress.begin(len(plan.cells), sum(stage.scheduler.work for stage in stages), budget.deadline, *judging)
             _decode(stages, sessions, execution, progress, budget)
         _say_if_changed(run.sessions[-1], progress)
     else:
-        progress.begin(len(plan.cells), 0, budget.until)
+        progress.begin(len(plan.cells), 0, budget.deadline)
     if execution.timed_only:
         return
     lost = {line.cell for line in run.left if line.lost or line.unraced}

@@ -10,6 +10,7 @@ from rich.markup import escape
 from mtbench.document.formatting import duration
 from mtbench.plan.plan import Cell
 
+EXPECTED_EVERY_S = 1.0  # the time of judging is computed: it takes a few ms
 PLAIN_LINE_EVERY_S = 10.0  # if the output is not a terminal
 
 
@@ -52,6 +53,7 @@ class RunProgress(ChangingLine):
         super().__init__(console)
         self.cells = self.work = self.done = 0
         self.first_at, self.until = 0.0, float("inf")
+        self.expected_at, self.expected_s = float("-inf"), 0.0  # time of judging, and when it was computed
 
     def begin(self, cells: int, work: int, until: float, judging_s: Callable[[float], float] = lambda _: 0.0) -> None:
         """Start to count batches: `work` of them, or fewer if `time.monotonic()` reaches `until` before.
@@ -83,7 +85,9 @@ class RunProgress(ChangingLine):
         self.show(line, now=self.done == self.work)
 
     def _left(self, now: float) -> str:
-        left_s = self.judging_s(1.0) + (now - self.first_at) / (self.done - 1) * (self.work - self.done)
+        if now - self.expected_at > EXPECTED_EVERY_S:
+            self.expected_at, self.expected_s = now, self.judging_s(1.0)
+        left_s = self.expected_s + (now - self.first_at) / (self.done - 1) * (self.work - self.done)
         budget_s = max(0.0, self.until - now)
         return f"{duration(left_s)} left" if left_s < budget_s else f"{duration(budget_s)} left (budget)"
 
