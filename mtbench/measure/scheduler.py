@@ -32,15 +32,13 @@ class Visit(NamedTuple):
 
 
 class Scheduler:
-    """The order of a group's blocks. Making it deletes the lines of blocks that some live cell has not finished.
+    """The order of a group's blocks. Making it deletes the lines of blocks that some live cell has not finished."""
 
-    raced: arms may wait while others decode.
-    """
-
-    def __init__(self, writer: BlockWriter, budget: TimeBudget, *, apart: bool, seed: int, raced: bool) -> None:
+    def __init__(self, writer: BlockWriter, budget: TimeBudget) -> None:
         self.writer, self.group, self.suite, self.budget = writer, writer.group, writer.suite, budget
-        self.apart, self.seed, self.raced = apart, seed, raced
-        self.limited = raced and budget.seconds is not None
+        self.apart, self.seed = writer.plan.request.apart, writer.plan.request.seed
+        self.raced = writer.run.race is not None
+        self.limited = self.raced and budget.seconds is not None  # arms may wait while others decode
         self.share_until = float("inf")  # by time.monotonic: the end of this group's share of the time budget
         self._whole = set[tuple[str, int]]()  # rounds that a cell alone has finished
         self._taking_part = list[Cell]()
@@ -116,15 +114,10 @@ class Scheduler:
     def part(self, warm: Collection[tuple[str, int]] = (), cells: Sequence[Cell] | None = None) -> Part:
         """Return what the cells, by default the live ones, have yet to do. warm: of a session."""
         cells = self.writer.live() if cells is None else cells
-        return part_of(
-            self.group,
-            cells,
-            done=len(self.done),
-            ended={cell.cell: len(self.writer.run.timings[cell.cell]) for cell in cells} if self.raced else None,
-            block_s=[] if self.unknown else [*map(self.block_s, cells)],
-            started=[name for name, _ in warm],
-            warm_up_s=self.warm_up_s,
-        )
+        block_s = [] if self.unknown else [*map(self.block_s, cells)]
+        ended = {cell.cell: len(self.writer.run.timings[cell.cell]) for cell in cells}
+        started = [name for name, _ in warm]
+        return part_of(self.group, cells, block_s, ended=ended, started=started, warm_up_s=self.warm_up_s)
 
     def taking_part(self, warm: Collection[tuple[str, int]]) -> list[Cell]:
         """Return the live cells that decode the next block. warm: of a session.
