@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from mtbench.decoding.arms import is_served
+from mtbench.decoding.output import first_difference
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.document.formatting import duration
 from mtbench.errors import UserError, first_line
@@ -245,8 +246,3 @@ class Rescoring:
 def shortfalls(emitted: Tensor, largest: Tensor) -> dict[str, float]:
     """Return, for each token that is not the argmax: its index -> the largest logit minus its own."""
     return {str(i): round(value, 9) for i, value in enumerate((largest - emitted).tolist()) if value > 0}
-
-
-def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return the index of the first token that differs; the shorter length if one is a prefix of the other."""
-    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
