@@ -129,6 +129,11 @@ def cut_at_string(
     return low, before, "" if ids[before] in special_ids(tokenizer) else text[len(whole) :]
 
 
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Return the index of the first token that differs; the shorter length if one is a prefix of the other."""
+    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+
+
 def first_of(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
     """Return the place of the first of some strings in a text, and that string; None without any.
 

@@ -18,6 +18,7 @@ from mtbench.records import dump
 from mtbench.report.phrases import breaks_promise
 from mtbench.results.format import ResultCell, Results
 
+AUDIT_S = 30.0  # of a small model on a CPU
 FOLDER = "audits"  # of a run or a gate; an audit for each cell
 
 
@@ -43,7 +44,7 @@ def explain(run: Run, results: Results, note: Callable[[str], None], deadline: f
 
     A lossless arm with an invalid answer where plain decoding has a valid one is audited, too.
 
-    deadline: by time.monotonic; no audit begins later.
+    deadline: by time.monotonic; an audit begins only if it has AUDIT_S before that.
     """
     audited, files, request = False, run.directory, run.plan.request
     for cell in results.cells:
@@ -53,7 +54,7 @@ def explain(run: Run, results: Results, note: Callable[[str], None], deadline: f
             continue
         if not (invalid or breaks_promise(cell)):
             continue
-        if not files.has(name) or time.monotonic() > deadline:
+        if not files.has(name) or time.monotonic() + AUDIT_S > deadline:
             continue  # it was not rescored, or there is no time
         note(f"{cell.cell}: {invalid or 'divergent: '}`mtbench audit` looks for the reason")
         sides = f"{files.path}:{cell.lossless.against}", f"{files.path}:{cell.cell}"

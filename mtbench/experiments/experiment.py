@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -147,13 +148,14 @@ def begin(
     """
     began = time.monotonic() if began is None else began
     request = _read(experiment, given)
+    job = partial(Job[R, S], requested=request, session=session, console=console, began=began)
     if session.resume:
         directory = _resumed_directory(experiment, session.out, given)
         if directory is not None:
             stored = experiment.stored(directory)
             agreed = _agreed(experiment, directory, stored, request, session, given)
             started.append(directory)
-            return _job(RunDirectory(directory), agreed, request, session, stored, console, began, new=False)
+            return job(directory=RunDirectory(directory), request=agreed, plan=stored, new=False)
     path = new_directory(experiment.folder(request)) if session.out is None else Path(session.out)
     refuse_used(path, experiment.command)
     planned = experiment.plan(request, session)
@@ -162,12 +164,11 @@ def begin(
         refuse_used(path, experiment.command)  # another command may have filled it before this one had the lock
         experiment.begin(run, planned, argv)
     started.append(path)
-    job = _job(run, request, request, session, planned, console, began, new=True)
     if (line := experiment.headline(planned, given.keys())) is not None:
-        job.note(line)
+        console.say(line)
     for warning in experiment.warnings(planned):
         warn(warning)
-    return job
+    return job(directory=run, request=request, plan=planned, new=True)
 
 
 def carry_out(experiment: Experiment[R, S, P, F], job: Job[R, S]) -> F:
@@ -201,29 +202,6 @@ def _read(experiment: Experiment[R, S, P, F], given: Mapping[str, Any]) -> R:
     request = read_options(given, experiment.request, f"mtbench {experiment.command} --help")
     completed: R = request.completed() if hasattr(request, "completed") else request
     return completed
-
-
-def _job(
-    directory: RunDirectory,
-    request: R,
-    requested: R,
-    session: S,
-    plan: Any,
-    console: Terminal,
-    began: float,
-    *,
-    new: bool,
-) -> Job[R, S]:
-    return Job(
-        directory=directory,
-        request=request,
-        requested=requested,
-        session=session,
-        plan=plan,
-        console=console,
-        began=began,
-        new=new,
-    )
 
 
 def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None, given: Collection[str]) -> Path | None:

@@ -215,11 +215,12 @@ def waits_passively(waiting: str | None, threads: int | None) -> bool:
 
 
 def _stored_waiting(directory: Path | None) -> str | None:
-    """Return how threads waited in a run; None if it does not say. Files are checked later, with errors."""
+    """Return how threads waited in a run, by default as OpenMP does; None: nothing ran. Files are checked later."""
     for file in () if directory is None else directory.rglob("environment.json"):  # a gate has them in its folders
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             stored = json.loads(file.read_text(encoding="utf-8"))
-            return str(stored.get("sessions", [stored])[0]["waiting"])
+            begun = stored.get("sessions") or ([stored] if "waiting" in stored else [])
+            return str(begun[0].get("waiting", ""))
     return None
 
 
@@ -285,18 +286,20 @@ class ProcessorShares:
     def __init__(self) -> None:
         self._recent: dict[tuple[bool, str | None], deque[float]] = {}
 
-    def usual(self, of: tuple[bool, str | None]) -> float | None:
+    def usual(self, of: tuple[bool, str | None], least: float = POLLING_SHARE) -> float | None:
         """Return the share that four of five recent windows reach; None if it is no evidence.
+
+        least: share of a cell's windows that is evidence.
 
         Low, so that on a machine that is busy all the time few windows lie far below it.
         """
         recent = sorted(self._recent.get(of, ()))
         share = recent[len(recent) // 5] if recent else None
-        return None if share is None or (of[1] is not None and share < POLLING_SHARE) else share
+        return None if share is None or (of[1] is not None and share < least) else share
 
-    def lacking(self, shares: Mapping[tuple[bool, str | None], float]) -> bool:
+    def lacking(self, shares: Mapping[tuple[bool, str | None], float], least: float = POLLING_SHARE) -> bool:
         """Return whether a window had far less than a usual share; remember its shares."""
-        usual = {of: self.usual(of) for of in shares}
+        usual = {of: self.usual(of, least) for of in shares}
         for of, share in shares.items():
             self._recent.setdefault(of, deque(maxlen=RECENT)).append(share)
         return any(least is not None and shares[of] < COMPUTING_SHARE * least for of, least in usual.items())

@@ -7,7 +7,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 
 from mtbench import plugins
 from mtbench.clients.serving_engine import Setting
@@ -134,14 +133,6 @@ def with_dtype(plan: Plan, decoded_in: str | None = None) -> Plan:
     sources = {source for cell in plan.cells if cell.built.needs_weights for source in cell.checkpoints.values()}
     dtype = decoded_in or fastest_dtype(request.device, sources, offline=request.offline)
     return plan.changed(request=request.changed(dtype=dtype))
-
-
-def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:
-    """Create a run directory that holds the plan. Raises UserError if it is not empty."""
-    run = RunDirectory.create(path)
-    with run.locked():
-        write_plan(run, plan, command)
-    return run
 
 
 def write_plan(run: RunDirectory, plan: Plan, command: Sequence[str], race: Race | None = None) -> None:

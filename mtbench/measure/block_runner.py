@@ -12,12 +12,12 @@ from mtbench.decoding.arms import is_served
 from mtbench.decoding.output import Generation
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
-from mtbench.measure.block_writer import BlockWriter, Progress
+from mtbench.measure.block_writer import BlockWriter
 from mtbench.measure.scheduler import Scheduler, Visit
 from mtbench.measure.time_budget import remember_start
 from mtbench.measure.workers import Died, Done, Failed, Task, WorkerSession
 from mtbench.plan.directory import JsonObject
-from mtbench.plan.plan import LEARNS, Cell, Plan
+from mtbench.plan.plan import LEARNS, Cell
 
 WARM_UP_TOKENS = 16
 WARM_UPS = 6  # most calls per shape: an arm that moves shared memory makes another arm prepare again
@@ -29,8 +29,8 @@ REPEATED_SHARE = 0.1  # of a stage's batches, that are decoded again at most
 class BlockRunner:
     """Decodes a group's blocks. Cells fail by what happens here."""
 
-    def __init__(self, plan: Plan, writer: BlockWriter, scheduler: Scheduler, progress: Progress) -> None:
-        self.plan, self.writer, self.scheduler, self.progress = plan, writer, scheduler, progress
+    def __init__(self, writer: BlockWriter, scheduler: Scheduler) -> None:
+        self.plan, self.writer, self.scheduler, self.progress = writer.plan, writer, scheduler, writer.progress
         self.group, self.suite = writer.group, writer.suite
         self.room = self.suite.room  # of every batch: shapes are the same for all blocks
         self.visit = 0  # the number of the visit whose servers run
@@ -57,7 +57,7 @@ class BlockRunner:
                 store()
         if last is not None:
             last()
-        scheduler.done.add((visit.round, block))
+        scheduler.end(visit.round, block)
         return True
 
     def _undisturbed(self, session: WorkerSession, cell: Cell, round_: int, block: int) -> Done | Failed:
@@ -138,6 +138,8 @@ class BlockRunner:
         for call in range(WARM_UPS):
             preparing = call == 0
             for block, cell in product(blocks, self.writer.live(cells)):
+                if time.monotonic() > self.scheduler.deadline:
+                    return
                 self.progress.show(f"warming up {cell.arm} b{cell.batch_size}")
                 outside = cell.engine is None  # maybe a server
                 outcome = self.decode(session, cell, block, WARM_UP_TOKENS, cold=True, unseen=outside)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from mtbench.document.formatting import few
+from mtbench.document.formatting import counted, few
 from mtbench.measure.workers import Done, Failed, WorkerSession
 from mtbench.plan.formats import Elimination, FailureLine, GenerationLine
 from mtbench.plan.lines import generation_line, timing_line
@@ -126,7 +126,7 @@ class BlockWriter:
         arms = defaultdict[str, list[str]](list)
         for line in lines:
             self.progress.skip(sum(self.group.rounds) - len(self.run.timings[line.cell]))
-            when = "left out" if line.unraced else f"out after {line.block} blocks"
+            when = "left out" if line.unraced else f"out after {counted(len(self.run.timings[line.cell]), 'block')}"
             arms[f"{when}: {line.reason}"].append(self.plan.cell(line.cell).arm)
         for why, names in arms.items():
             self.progress.note(f"{few(names)} at batch size {self.group.batch_size}: {why}")

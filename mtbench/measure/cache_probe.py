@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from uuid import uuid4
 
-from mtbench.decoding.output import Generation
+from mtbench.decoding.output import Generation, first_difference
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
-from mtbench.measure.lossless_check import Rescoring, first_difference
+from mtbench.measure.lossless_check import Rescoring
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import CacheCheck, CacheRecord
 from mtbench.plan.plan import Cell, Plan, SuitePlan

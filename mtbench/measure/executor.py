@@ -20,10 +20,10 @@ from mtbench.document.formatting import counted, percent
 from mtbench.errors import UserError
 from mtbench.hardware import machine
 from mtbench.lineup.planner import with_dtype
-from mtbench.measure.block_writer import Progress
+from mtbench.measure.block_writer import BlockWriter, Progress
 from mtbench.measure.judging_time import expected_judging_s
 from mtbench.measure.model_pool import ModelPool
-from mtbench.measure.stage import HERE, Stage
+from mtbench.measure.stage import Stage
 from mtbench.measure.time_budget import TimeBudget
 from mtbench.measure.untimed import UntimedPasses
 from mtbench.measure.workers import Worker, WorkerSession, in_parallel, start_workers
@@ -34,6 +34,8 @@ from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.prompts import open_plan
 from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
+
+HERE = Execution()  # in this process, with the plan's values
 
 
 def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
@@ -54,14 +56,14 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     budget = TimeBudget(budget_s, judged=not execution.timed_only, began=execution.began)
     failed, may_pass = _failed_cells(run, plan)
 
-    def staged() -> list[Stage]:
-        raced = execution.raced
-        return [Stage(run, plan, group, failed, progress, budget, raced=raced) for group in plan.groups]
+    def staged(recovered: Collection[str] = ()) -> list[Stage]:
+        writers = [BlockWriter(run, plan, group, failed, progress) for group in plan.groups]
+        return [Stage(writer, budget, execution, recovered) for writer in writers]
 
     stages = staged()
     if may_pass or any(stage.scheduler.work or stage.unprobed for stage in stages):
         _refuse_untrusted(run, plan, stages, execution)
-        _say_what_fits(stages, budget, progress, refuse=execution.raced)
+        _say_what_fits(stages, budget, progress, refuse=run.race is not None)
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as workers:
             sessions = _begin(workers, run, progress)
@@ -70,10 +72,10 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
             if recovered:
                 run.keep_failures([line for line in run.failures if line.cell not in recovered or line.stage])
                 failed -= recovered
-                stages = staged()
+                stages = staged(recovered)
             judging = [] if execution.timed_only else [partial(expected_judging_s, run, plan)]
             progress.begin(len(plan.cells), sum(stage.scheduler.work for stage in stages), budget.deadline, *judging)
-            _decode(stages, sessions, execution, progress, budget)
+            _decode(stages, sessions, progress, budget)
         _say_if_changed(run.sessions[-1], progress)
     else:
         progress.begin(len(plan.cells), 0, budget.deadline)
@@ -97,26 +99,21 @@ def _begin(workers: Sequence[Worker], run: Run, progress: Progress) -> list[Work
     return sessions
 
 
-def _decode(
-    stages: Sequence[Stage],
-    sessions: Sequence[WorkerSession],
-    execution: Execution,
-    progress: Progress,
-    budget: TimeBudget,
-) -> None:
+def _decode(stages: Sequence[Stage], sessions: Sequence[WorkerSession], progress: Progress, budget: TimeBudget) -> None:
     """Decode stage after stage. The time of those to come is shared equally; time that is left goes to the first."""
+    whole = list[bool]()
     for n, stage in enumerate(stages):
         to_come = sum(bool(other.scheduler.todo) for other in stages[n:])
         stage.scheduler.share_until = time.monotonic() + budget.left_s / max(to_come, 1)
-        stage.decode(sessions, execution)
-    for stage in stages:
+        whole.append(stage.decode(sessions))
+    for n, stage in enumerate(stages):
         stage.scheduler.share_until = math.inf
-        if stage.scheduler.todo:
-            stage.decode(sessions, execution)
+        if not (whole[n] or stage.scheduler.apart):  # apart, a round goes on in the servers in which it began
+            whole[n] = stage.decode(sessions)
         stage.scheduler.leave_out_hopeless(sessions[0].warm, ended=True)
     for reason, n in sum((stage.runner.again for stage in stages), Counter[str]()).items():
         progress.note(f"the machine was disturbed: {reason}; {counted(n, 'block')} decoded again")
-    if any(stage.scheduler.todo for stage in stages):
+    if not all(whole):
         progress.note("time budget spent; `--resume` runs what is missing")
 
 
@@ -165,28 +162,16 @@ def _failed_cells(run: Run, plan: Plan) -> tuple[set[str], set[str]]:
 
 def _refuse_untrusted(run: Run, plan: Plan, stages: Sequence[Stage], execution: Execution) -> None:
     """Raise UserError for what the plan would use and this command does not name, or what another mtbench began."""
-    due = _due(stages)
-    _refuse_other_servers(due, execution.servers)
     used = {(cell.engine, option) for cell in plan.cells for option in cell.engine_options}
     refuse_engine_options(used, plan.request.engine_option, execution.engine_options)
-    _refuse_new_options(due if run.sessions else [])
-
-
-def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> None:
-    """Raise UserError if a cell uses a server that this command does not name: the plan is untrusted input."""
-    for cell in cells:
+    for cell in _due(stages):
         method = cell.built
-        if isinstance(method, ExternalEngine) and method.server is not None and method.server not in servers:
+        if isinstance(method, ExternalEngine) and method.server not in {None, *execution.servers}:
             raise UserError(
                 f"the plan asks the server {method.server!r}, which this command does not name; if you trust it, add "
-                f"`--server {shlex.quote(method.server)}`."
+                f"`--server {shlex.quote(str(method.server))}`."
             )
-
-
-def _refuse_new_options(cells: Sequence[Cell]) -> None:
-    """Raise UserError if a cell that began lacks the value of an option: its method was a different one."""
-    for cell in cells:
-        if new := fields_of(METHODS[cell.method]).keys() - cell.options.keys():
+        if run.sessions and (new := fields_of(METHODS[cell.method]).keys() - cell.options.keys()):
             raise UserError(
                 f"{cell.cell} began before {cell.method} had the option {min(new)!r}, so later blocks may differ from "
                 "earlier ones; resume it with the mtbench that began it, or start another run with `-o DIR`."

@@ -10,7 +10,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mtbench.measure.lossless_check import first_difference
+from mtbench.decoding.output import first_difference
 from mtbench.plan.formats import GenerationLine, Grade, RescoringRecord
 from mtbench.statistics import EPSILON_CAP, EXACT_EPSILON
 

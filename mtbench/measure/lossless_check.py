@@ -31,11 +31,13 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from mtbench.decoding.arms import is_served
+from mtbench.decoding.output import first_difference
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.document.formatting import duration
 from mtbench.errors import UserError, first_line
@@ -83,7 +85,6 @@ class Rescoring:
         if not lines:
             return
         try:
-            self._refuse_late()
             self._store(cell, self.rescored(cell, lines))
         except Exception as error:  # any fault of the model's code or files; it costs the grade, not the run
             kind = "" if isinstance(error, UserError | TimeoutError) else f"{type(error).__name__}: "
@@ -113,7 +114,9 @@ class Rescoring:
         if not served:  # the answers of all arms to an item together, since they begin alike
             key = (cell.suite, source, False)
             beside = [c for c in self.plan.cells if (c.suite, c.checkpoints[c.on], is_served(c.engine)) == key]
-            self._forced(cell, [line for c in beside for line in answers_due(self.run, self.plan, c)] + measured, judge)
+            with suppress(TimeoutError):  # the cell's own answers may have been read
+                lines_of_all = [line for c in beside for line in answers_due(self.run, self.plan, c)]
+                self._forced(cell, [*lines_of_all, *measured], judge)
         if measured:
             try:
                 if served:
@@ -245,8 +248,3 @@ class Rescoring:
 def shortfalls(emitted: Tensor, largest: Tensor) -> dict[str, float]:
     """Return, for each token that is not the argmax: its index -> the largest logit minus its own."""
     return {str(i): round(value, 9) for i, value in enumerate((largest - emitted).tolist()) if value > 0}
-
-
-def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return the index of the first token that differs; the shorter length if one is a prefix of the other."""
-    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))

@@ -34,19 +34,21 @@ class Visit(NamedTuple):
 class Scheduler:
     """The order of a group's blocks. Making it deletes the lines of blocks that some live cell has not finished.
 
-    raced: arms may wait while others decode.
+    In a race that is plain decoding, or one of the cells that have `recovered` from a failure.
     """
 
-    def __init__(self, writer: BlockWriter, budget: TimeBudget, *, apart: bool, seed: int, raced: bool) -> None:
+    def __init__(self, writer: BlockWriter, budget: TimeBudget, recovered: Collection[str] = ()) -> None:
         self.writer, self.group, self.suite, self.budget = writer, writer.group, writer.suite, budget
-        self.apart, self.seed, self.raced = apart, seed, raced
-        self.limited = raced and budget.seconds is not None
+        self.apart, self.seed = writer.plan.request.apart, writer.plan.request.seed
+        self.raced = writer.run.race is not None
+        self.limited = self.raced and budget.seconds is not None  # arms may wait while others decode
         self.share_until = float("inf")  # by time.monotonic: the end of this group's share of the time budget
         self._whole = set[tuple[str, int]]()  # rounds that a cell alone has finished
         methods = [cell.method for cell in writer.cells]
         self._turn = {cell.cell: methods[:n].count(cell.method) for n, cell in enumerate(writer.cells)}
         self._taking_part = list[Cell]()
-        self.done = self._keep_finished_blocks()
+        self.workers = 1  # that decode blocks side by side
+        self.done = self._keep_finished_blocks(recovered)
         self.tried_s: float | None = None  # time of a block of plain decoding before the first one
         self.warm_up_s = 0.0  # time of plain decoding's warm-up, which stands for that of others
 
@@ -93,6 +95,12 @@ class Scheduler:
         random.Random(f"{self.seed}/{self.group.batch_size}/{visit.round}/{block}").shuffle(cells)
         return cells
 
+    def end(self, round_: int, block: int) -> None:
+        """Note that a block has ended; in a race with plain decoding's line, apart in the cells of a visit only."""
+        run, plain = self.writer.run, next((c for c in self.writer.live() if self.raced and c.is_reference), None)
+        if not self.apart and (plain is None or any(line.block == block for line in run.timings[plain.cell])):
+            self.done.add((round_, block))
+
     def is_later(self, block: int) -> bool:
         """Return whether a block has later turns of conversations."""
         return self.suite.items[self.group.blocks[block][0]].follows is not None
@@ -118,15 +126,10 @@ class Scheduler:
     def part(self, warm: Collection[tuple[str, int]] = (), cells: Sequence[Cell] | None = None) -> Part:
         """Return what the cells, by default the live ones, have yet to do. warm: of a session."""
         cells = self.writer.live() if cells is None else cells
-        return part_of(
-            self.group,
-            cells,
-            done=len(self.done),
-            ended={cell.cell: len(self.writer.run.timings[cell.cell]) for cell in cells} if self.raced else None,
-            block_s=[] if self.unknown else [*map(self.block_s, cells)],
-            started=[name for name, _ in warm],
-            warm_up_s=self.warm_up_s,
-        )
+        block_s = [] if self.unknown else [self.block_s(cell) / self.workers for cell in cells]
+        ended = {cell.cell: self._ended(cell) for cell in cells}
+        started = [name for name, _ in warm]
+        return part_of(self.group, cells, block_s, ended=ended, started=started, warm_up_s=self.warm_up_s)
 
     def taking_part(self, warm: Collection[tuple[str, int]]) -> list[Cell]:
         """Return the live cells that decode the next block. warm: of a session.
@@ -145,8 +148,11 @@ class Scheduler:
         self._taking_part = [plain, *others[: n - 1]]
         return self._taking_part
 
+    def _ended(self, cell: Cell) -> int:
+        return sum(not line.dropped for line in self.writer.run.timings[cell.cell])
+
     def _needed(self, cell: Cell) -> int:
-        return max(0, MIN_BLOCKS - len(self.writer.run.timings[cell.cell]))
+        return max(0, MIN_BLOCKS - self._ended(cell))
 
     @property
     def late(self) -> bool:
@@ -171,9 +177,13 @@ class Scheduler:
             self.writer.leave_out(gone, reason)
 
     def has_time(self, warm: Collection[tuple[str, int]], cells: Sequence[Cell]) -> bool:
-        """Return whether a block of these cells, with the starts of servers, is expected to end before the deadline."""
-        part = self.part(warm, cells)
-        return time.monotonic() + sum(part.starts_s) + sum(part.block_s) <= self.deadline
+        """Return whether a block of these cells, with the starts of servers, is expected to end before the deadline.
+
+        The first block of all begins in any case: only one was seen, which may be odd.
+        """
+        part, begun = self.part(warm, cells), any(map(self.writer.begun, self.writer.cells))
+        expected_s = (sum(part.starts_s) + self.workers * sum(part.block_s)) if begun else 0.0
+        return time.monotonic() + expected_s <= self.deadline
 
     @property
     def unknown(self) -> bool:
@@ -186,11 +196,12 @@ class Scheduler:
         Time for a decision among the other cells is kept.
         """
         others = [other for other in self.writer.live(self._taking_part) if other is not cell]
-        may_leave = cell in self._taking_part[1:] and len(others) >= FEWEST_ARMS
+        waited = cell in self._taking_part[1:] and not self.writer.begun(cell)
+        may_leave = waited and len(others) >= FEWEST_ARMS
         kept_s = needs_s([self.part(warm, others)]) if may_leave else 0.0
         return max(0.0, self.deadline - now - kept_s), may_leave
 
-    def _keep_finished_blocks(self) -> set[tuple[int, int]]:
+    def _keep_finished_blocks(self, recovered: Collection[str]) -> set[tuple[int, int]]:
         """Delete the lines of blocks that some live cell has not finished; return the others, (round, block).
 
         Conversations are kept whole, since a new server has no cached turns. Of cells that decode apart, delete those
@@ -205,7 +216,11 @@ class Scheduler:
             rounds = {r: {(r, block) for block in range(n)} for r, n in enumerate(self.group.rounds, start=1)}
             self._whole = {(name, r) for name, own in finished.items() for r in rounds if rounds[r] <= own}
             finished = {name: set().union(*(rounds[r] for n, r in self._whole if n == name)) for name in finished}
-        plain = [own for name, own in finished.items() if self.raced and self.writer.plan.cell(name).is_reference]
+        plain = [
+            own
+            for name, own in finished.items()
+            if self.raced and (name in recovered or self.writer.plan.cell(name).is_reference)
+        ]
         done = set.intersection(*(plain or finished.values())) if finished else set()
         for round_, blocks in enumerate(self.group.rounds, start=1):
             for chain in self._chains(range(blocks)):

@@ -9,53 +9,41 @@ from mtbench.decoding.arms import is_served
 from mtbench.document.formatting import duration
 from mtbench.measure import cache_probe
 from mtbench.measure.block_runner import BlockRunner
-from mtbench.measure.block_writer import BlockWriter, Progress
+from mtbench.measure.block_writer import BlockWriter
 from mtbench.measure.judging_time import expected_judging_s
 from mtbench.measure.scheduler import Scheduler, Visit
 from mtbench.measure.time_budget import TimeBudget
 from mtbench.measure.workers import Done, WorkerSession, in_parallel
-from mtbench.plan.plan import Cell, Group, Plan
+from mtbench.plan.plan import Cell
 from mtbench.plan.request import Execution
-from mtbench.plan.run import Run
 from mtbench.records import dump
-
-LEAST_JUDGING_S = 1.0  # of a time budget that covers judging
-HERE = Execution()  # in this process, with the plan's values
 
 
 class Stage:
     """One group of cells: what writes its blocks, orders them and decodes them."""
 
     def __init__(
-        self,
-        run: Run,
-        plan: Plan,
-        group: Group,
-        failed: set[str],
-        progress: Progress,
-        budget: TimeBudget,
-        *,
-        raced: bool = False,
+        self, writer: BlockWriter, budget: TimeBudget, execution: Execution, recovered: Collection[str] = ()
     ) -> None:
-        self.run, self.plan, self.budget, self.progress = run, plan, budget, progress
-        self.writer = BlockWriter(run, plan, group, failed, progress)
-        request = plan.request
-        self.scheduler = Scheduler(self.writer, budget, apart=request.apart, seed=request.seed, raced=raced)
-        self.runner = BlockRunner(plan, self.writer, self.scheduler, progress)
+        self.writer, self.budget, self.execution = writer, budget, execution
+        self.run, self.plan, self.progress = writer.run, writer.plan, writer.progress
+        self.scheduler = Scheduler(writer, budget, recovered)
+        self.runner = BlockRunner(writer, self.scheduler)
 
-    def decode(self, sessions: Sequence[WorkerSession], execution: Execution = HERE) -> bool:
-        """Decode what is to be decoded. Within a visit workers share one queue.
+    def decode(self, sessions: Sequence[WorkerSession]) -> bool:
+        """Decode what is to be decoded before the deadline; return whether that is all.
 
-        The hooks of `execution` are called. Return False if the deadline left blocks undone.
+        Within a visit workers share one queue.
         """
         scheduler, writer, runner = self.scheduler, self.writer, self.runner
+        scheduler.workers = len(sessions)
         for session in sessions:  # the servers of other batch sizes end
             ended = {c.cell for c in self.plan.cells if is_served(c.engine) and c not in writer.cells}
             session.warm = {shape for shape in session.warm if shape[0] not in ended}
         if time.monotonic() > scheduler.deadline:
             return not scheduler.todo
         self._try_plain(sessions[0])
-        writer.let_leave(execution.leave)
+        writer.let_leave(self.execution.leave)
         if not (todo := scheduler.todo):
             for cell in writer.cells:
                 runner.visit -= 1  # each server alone: nothing else decodes
@@ -67,7 +55,7 @@ class Stage:
             if visit.number or visit.round == todo[0][0]:
                 in_parallel(sessions, partial(self._warm_up, visit=visit, shapes=shapes))
             queue = deque(visit.chains)
-            in_parallel(sessions, partial(self._decode_queue, visit=visit, queue=queue, execution=execution))
+            in_parallel(sessions, partial(self._decode_queue, visit=visit, queue=queue))
             if queue or visit.round == todo[-1][0]:
                 self._probe(sessions[0], visit.cells)
             if queue:
@@ -80,9 +68,7 @@ class Stage:
     def _taking_part(self, session: WorkerSession, visit: Visit) -> list[Cell]:
         return [cell for cell in self.scheduler.taking_part(session.warm) if cell in visit.cells]
 
-    def _decode_queue(
-        self, session: WorkerSession, visit: Visit, queue: deque[list[int]], execution: Execution
-    ) -> None:
+    def _decode_queue(self, session: WorkerSession, visit: Visit, queue: deque[list[int]]) -> None:
         """Decode chains of blocks until the queue, which all workers share, is empty, or until no cell is live."""
         scheduler = self.scheduler
         while True:
@@ -96,22 +82,21 @@ class Stage:
             except IndexError:
                 return
             for place, block in enumerate(chain):
-                if place and time.monotonic() > scheduler.deadline:  # later turns: the conversation is decoded anew
+                if place and time.monotonic() > self.budget.until:  # later turns: the conversation is decoded anew
                     queue.appendleft(chain[place:])
                     return
-                if execution.wait is not None:
-                    execution.wait()
+                if self.execution.wait is not None:
+                    self.execution.wait()
                 if not self.runner.run_block(session, visit, block, part):
                     queue.appendleft(chain[place:])
                     return
-                if self.budget.judging_s:
-                    self.budget.judging_s = max(expected_judging_s(self.run, self.plan), LEAST_JUDGING_S)
+                self.budget.expect_judging(partial(expected_judging_s, self.run, self.plan))
                 scheduler.leave_out_hopeless(session.warm)
-                self.writer.let_leave(execution.leave)
+                self.writer.let_leave(self.execution.leave)
 
     def _try_plain(self, session: WorkerSession) -> None:
         """Time a block of plain decoding, so that the scheduler knows how many arms have time."""
-        scheduler, budget = self.scheduler, self.budget
+        scheduler = self.scheduler
         plain = next((cell for cell in self.writer.live() if cell.is_reference), None)
         if plain is None or not (scheduler.limited and scheduler.todo and scheduler.unknown):
             return
@@ -121,9 +106,8 @@ class Stage:
         if isinstance(outcome, Done):
             scheduler.tried_s = wall_s = outcome.timing.wall_s
             scheduler.warm_up_s = max(0.0, time.monotonic() - began - wall_s)
-            parts = [scheduler.part(session.warm)]
             takes = f"a block of {plain.arm} at batch size {plain.batch_size} takes {duration(wall_s)}"
-            self.progress.note("; ".join(filter(None, (takes, budget.described(parts), budget.room(parts)))))
+            self.progress.note(f"{takes}; {self.budget.outlook([scheduler.part(session.warm)])}")
 
     @property
     def unprobed(self) -> list[Cell]:

@@ -6,9 +6,10 @@ A decision needs MIN_BLOCKS blocks of each arm at each batch size. A block takes
 import math
 import platform
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pydantic import RootModel
@@ -23,6 +24,8 @@ from mtbench.records import StoredSeconds, read_json
 
 JUDGED_SHARE = 0.1  # of a time budget, that is kept for re-scoring
 FINISH_SHARE, MOST_FINISH_S = 0.05, 15.0  # of a time budget, that scores and page take
+LEAST_JUDGING_S = 1.0
+EXPECTED_EVERY = 0.02  # of a time budget, after which the time of judging is computed again
 MARGIN = 1.2  # that a decision needs beside the expected time
 FEWEST_ARMS = 2  # of a decision: plain decoding and one more
 
@@ -69,29 +72,28 @@ def remember_start(cell: Cell, seconds: float) -> None:
 def part_of(
     group: Group,
     cells: Sequence[Cell],
-    *,
-    done: int = 0,
-    ended: Mapping[str, int] | None = None,
     block_s: Sequence[float] = (),
+    *,
+    ended: Mapping[str, int] = MappingProxyType({}),
     started: Container[str] = (),
     warm_up_s: float = 0.0,
 ) -> Part:
     """Return what these cells of a group have yet to do.
 
-    done: blocks that have ended. ended: by cell, those that it has decoded; None: all of these. block_s: time of a
-    block of each cell; empty: not known. started: cells with a server, or warm. warm_up_s: of a cell without a server.
+    block_s: time of a block of each cell; empty: not known. ended: blocks that each cell has decoded. started: cells
+    with a server, or warm. warm_up_s: of a cell without a server.
     """
-    known, blocks = _known_starts(), sum(group.rounds) - done
+    known, blocks = _known_starts(), sum(group.rounds) - max(ended.values(), default=0)
     keys = {cell.cell: _key(cell) for cell in cells if is_served(cell.engine) and cell.cell not in started}
-    own_s = {cell.cell: 0.0 if cell.cell in started or is_served(cell.engine) else warm_up_s for cell in cells}
+
+    def start_s(cell: Cell) -> float:
+        if cell.cell in keys:
+            return known.get(keys[cell.cell], float(SERVING_ENGINES[str(cell.engine)].start_s))
+        return 0.0 if cell.cell in started else warm_up_s
+
     return Part(
-        starts_s=[
-            known.get(keys[cell.cell], SERVING_ENGINES[str(cell.engine)].start_s)
-            if cell.cell in keys
-            else own_s[cell.cell]
-            for cell in cells
-        ],
-        needed=[min(blocks, max(0, MIN_BLOCKS - (done if ended is None else ended[cell.cell]))) for cell in cells],
+        starts_s=[*map(start_s, cells)],
+        needed=[min(blocks, max(0, MIN_BLOCKS - ended.get(cell.cell, 0))) for cell in cells],
         blocks=blocks,
         block_s=block_s,
         served=bool(keys),
@@ -127,6 +129,7 @@ class TimeBudget:
         self.deadline = float("inf") if seconds is None else (time.monotonic() if began is None else began) + seconds
         covered_s = seconds if seconds is not None and judged else 0.0
         self.judging_s = JUDGED_SHARE * covered_s  # a first guess
+        self._expected_at = time.monotonic()
         self.finish_s = min(FINISH_SHARE * covered_s, MOST_FINISH_S)
 
     @property
@@ -139,6 +142,11 @@ class TimeBudget:
         """The time for starts and blocks."""
         return self.until - time.monotonic()
 
+    def expect_judging(self, seconds: Callable[[], float]) -> None:
+        """Compute the time of judging again, now and then: it takes long for many answers."""
+        if self.judging_s and self.seconds and time.monotonic() - self._expected_at > EXPECTED_EVERY * self.seconds:
+            self._expected_at, self.judging_s = time.monotonic(), max(LEAST_JUDGING_S, seconds())
+
     def refuse_too_short(self, parts: Sequence[Part]) -> None:
         """Raise UserError if the starts for a decision at the first batch size are known to take longer."""
         first = parts[:1]
@@ -146,17 +154,15 @@ class TimeBudget:
             enough = self.minutes(first, FEWEST_ARMS)
             raise UserError(f"{self.described(parts)}; give `--time-budget {enough}m` at least.")
 
-    def room(self, parts: Sequence[Part]) -> str:
-        """Return in words with how many arms each part gets a decision, and what all need; empty: it has room."""
+    def outlook(self, parts: Sequence[Part]) -> str:
+        """Return `described`, and if some arms get no decision, for how many there is time."""
         arms, most = fitting(self.left_s, parts), max(len(part.starts_s) for part in parts)
-        if arms == most:
-            return ""
-        return self.too_short(arms or f"fewer than {FEWEST_ARMS}", most, parts)
+        said = self.described(parts)
+        return said if arms == most else f"{said}; {self.too_short(arms or f'fewer than {FEWEST_ARMS}', most, parts)}"
 
     def too_short(self, arms: int | str, most: int, parts: Sequence[Part]) -> str:
         """Return for how many arms the time suffices, and what all need."""
-        need = f"all need `--time-budget {self.minutes(parts)}m`"
-        return f"the time budget has room for {arms} of {most} arms; {need}"
+        return f"the time budget has room for {arms} of {most} arms; all need `--time-budget {self.minutes(parts)}m`"
 
     def described(self, parts: Sequence[Part]) -> str:
         """Return in words how long starts take, how many blocks there is time for, and how many a decision needs."""
@@ -188,8 +194,6 @@ class TimeBudget:
 
 def outlook(plan: Plan, block_s: float | None, budget_s: float | None) -> str:
     """Return whether the servers of a plan have time for a decision. block_s: of plain decoding; None: not known."""
-    groups = [(group, [plan.cell(name) for name in group.cells]) for group in plan.groups]
     each = () if block_s is None else (block_s,)
-    parts = [part_of(group, cells, block_s=each * len(cells)) for group, cells in groups]
-    budget = TimeBudget(budget_s)
-    return "; ".join(filter(None, (budget.described(parts), budget.room(parts))))
+    parts = [part_of(group, [*map(plan.cell, group.cells)], each * len(group.cells)) for group in plan.groups]
+    return TimeBudget(budget_s).outlook(parts)

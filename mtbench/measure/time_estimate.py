@@ -69,8 +69,8 @@ class TimeEstimate:
 
     def passes(self) -> dict[str, float]:
         """Return the time of each pass."""
-        timed_s = warm_up_s = rescoring_s = starting_s = 0.0
-        starts = 0
+        timed_s = warm_up_s = starting_s = 0.0
+        starts, rescoring_s = 0, dict[tuple[str, str], float]()
         for group, cell in self.cells:
             visits = len(group.rounds) if self.plan.request.apart else 1
             timed_s += sum(group.rounds) * self.block_s(group, cell)
@@ -82,9 +82,12 @@ class TimeEstimate:
                 warm_up_s += visits * shapes * WARM_UP_CALLS * self.block_s(group, cell, FEW_TOKENS)
             if cell.claims == "lossless" and cell.lossless_reference is not None:
                 (prompt, prompt_s, _), answers = self._pace(cell), sum(map(len, group.blocks))
-                rescoring_s += answers * prompt_s * (prompt + fmean(self._lengths(cell))) / prompt
-        named = {"timed rounds": timed_s, "warm-up": warm_up_s, "re-scoring": rescoring_s, "loading": self.loading_s}
-        return {name: s for name, s in (named | {f"{starts} starts of servers": starting_s}).items() if s}
+                read_s = answers * prompt_s * (prompt + fmean(self._lengths(cell))) / prompt
+                source = cell.suite, cell.checkpoints[cell.on]  # answers of several cells to an item are read together
+                rescoring_s[source] = max(read_s, rescoring_s.get(source, 0.0))
+        named = {"timed rounds": timed_s, "warm-up": warm_up_s, "re-scoring": sum(rescoring_s.values())}
+        named |= {"loading": self.loading_s, f"{starts} starts of servers": starting_s}
+        return {name: s for name, s in named.items() if s}
 
     def total(self) -> str:
         """Return the time of all passes, and how many cells it rests on."""

@@ -150,7 +150,9 @@ class LocalWorker:
         passive = machine.waits_passively(machine.waiting(), torch.get_num_threads())
         never_sleeps = self.pool.device == "cpu" and cell.computes_here and not passive
         shares = machine.processor_shares(before, after, None if never_sleeps else cell.cell)
-        lacking = not timing.preparation_s and self.shares.lacking(shares)  # a compiler runs in other processes
+        # A thread that sleeps at barriers has less, and always as much. A compiler runs in other processes.
+        least = 0.0 if self.pool.device == "cpu" and cell.computes_here else machine.POLLING_SHARE
+        lacking = not timing.preparation_s and self.shares.lacking(shares, least)
         window = machine.window(before, after, lacking=lacking, processes=self.pool.processes)
         return Done(generations, timing, window, self.pool.servers.command(cell))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mtbench.decoding.output import first_difference
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.answer_format import AnswerFormat
 from mtbench.evaluation.registry import SUITES
@@ -283,7 +284,7 @@ def _tokenise(
             before, of_before = ends[prompt.follows]
             end = (0 if prompt.recorded else before) + len(ids) + budget
             if end <= room:
-                shared = common_length(of_before, ids) if prompt.recorded and prompt.follows is not None else None
+                shared = first_difference(of_before, ids) if prompt.recorded and prompt.follows is not None else None
                 tokens[prompt.item] = ids[shared or 0 :], shared
                 here[prompt.item] = end, ids
         ends = here
@@ -312,11 +313,6 @@ def _answer_formats(prompts: Sequence[Prompt]) -> list[AnswerFormat]:
         if prompt.answer_format is not None and prompt.answer_format not in formats:
             formats.append(prompt.answer_format)
     return formats
-
-
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the number of leading tokens that two prompts have in common."""
-    return next((n for n, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 
 def _token_ids(prompts: Sequence[Prompt], checkpoint: Inspected) -> list[list[int]]:

@@ -157,7 +157,6 @@ class Execution:
     # returns cells that leave: they decode no further blocks.
     leave: "Callable[[Sequence[str]], Sequence[Elimination]] | None" = None
     began: float | None = None  # when the time budget began, by time.monotonic; None: now
-    raced: bool = False  # within a time budget arms wait that have no time for a decision
     servers: frozenset[str] = frozenset()  # that the plan may use: URL, or URL=VARIABLE (mtbench/decoding/external.py)
     engine_options: frozenset[EngineOption] = frozenset()  # that the plan may give to serving engines
 

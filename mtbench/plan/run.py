@@ -115,7 +115,9 @@ class Run:
     def keep_blocks(self, cell: str, kept: Container[tuple[int, int]]) -> None:
         """Delete the lines of a cell that are not of these (round, block)."""
         self.timings[cell] = [line for line in self.timings[cell] if (line.round, line.block) in kept]
-        self.answers[cell] = [line for line in self.answers[cell] if (1, line.block) in kept]
+        before, self.answers[cell] = self.answers[cell], [of for of in self.answers[cell] if (1, of.block) in kept]
+        if len(self.answers[cell]) < len(before):  # other answers may come, which are judged anew
+            (self.directory.path / "lossless" / f"{cell}.json").unlink(missing_ok=True)
         self.directory.keep_lines(f"timings/{cell}.jsonl", self.timings[cell])
         self.directory.keep_lines(f"generations/{cell}.jsonl", self.answers[cell])
 

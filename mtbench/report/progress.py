@@ -10,7 +10,7 @@ from rich.markup import escape
 from mtbench.document.formatting import duration
 from mtbench.plan.plan import Cell
 
-EXPECTED_EVERY_S = 1.0  # the time of judging is computed: it takes a few ms
+EXPECTED_EVERY_S = 10.0  # the time of judging is computed: it takes long for many answers
 PLAIN_LINE_EVERY_S = 10.0  # if the output is not a terminal
 
 

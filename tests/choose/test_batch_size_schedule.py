@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 import pytest
 from made_records import result_cell
 from scripted_engine import Scripted
+from stages import begin_run
 from whole import Quiet
 
 from mtbench.clients.serving_engine import Serving, Setting, Table
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.experiments.choose import batch_size_schedule as schedule
-from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.lineup.planner import make_plan
 from mtbench.measure.executor import generate
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.request import Execution, RunRequest
@@ -78,7 +79,7 @@ def race(path: Path, *, limit: int = 32, decoded: bool = True) -> Run:
     )
     plan = make_plan(request)
     plan = plan.changed(groups=plan.groups[::-1])
-    run = Run.open(begin_run(path, plan, ["mtbench"]))
+    run = Run.open(begin_run(path, plan))
     if decoded:
         generate(run, Quiet(), Execution(time_budget_s=0.0))
     return run

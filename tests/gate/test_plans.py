@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from stages import begin_run
 from whole import plan_of
 
 from mtbench.errors import UserError
 from mtbench.experiments.gate import plans
 from mtbench.experiments.gate.plans import Planned
-from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.lineup.planner import make_plan
 from mtbench.plan.checks import refuse_faulty
 from mtbench.plan.plan import Plan, RunRequest
 from mtbench.records import dump
@@ -21,7 +22,7 @@ AR, MARS = "arithmetic.ar.ar.graph.b1", "arithmetic.mars.mars.graph.b1"
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
-    return Planned.read(begin_run(tmp_path_factory.mktemp("plan") / "run", plan_of(4), ["mtbench"]).path)
+    return Planned.read(begin_run(tmp_path_factory.mktemp("plan") / "run", plan_of(4)).path)
 
 
 def test_a_cut_plan_is_a_plan(planned: Planned) -> None:

@@ -44,7 +44,8 @@ for command in sys.argv[1:]:
         (0.5, {"GOMP_SPINCOUNT": "1000"}, None, "GOMP_SPINCOUNT=1000"),  # a user's own choice
         (0.1, {}, [{"waiting": machine.PASSIVE}, {"waiting": ""}], machine.PASSIVE),  # that of the run to be resumed
         (0.5, {}, [{"waiting": ""}], ""),
-        (0.5, {}, [{}], machine.PASSIVE),  # a run of an older release
+        (0.5, {}, [{}], ""),  # a run of an older release, whose threads did not sleep
+        (0.5, {}, [], machine.PASSIVE),  # nothing ran yet
         (0.5, {machine.SEEN: "0.01"}, None, ""),  # a child of a command that chose
     ],
 )

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import mtbench
+from mtbench.decoding.output import first_difference
 from mtbench.plan.directory import RunDirectory
-from mtbench.plan.prompts import common_length
 from mtbench.plan.run import Run
 
 
@@ -45,7 +45,7 @@ def check_conversations(run: Run, cells: list[Any], block: int) -> None:
             kept = 0
             if cell.prefix_cache and item.follows is not None:
                 before = suite.prompt(item.follows) + plain[suite.items[item.follows].item][:-1]
-                kept = min(common_length(before, suite.prompt(number)), len(suite.prompt(number)) - 1)
+                kept = min(first_difference(before, suite.prompt(number)), len(suite.prompt(number)) - 1)
             assert answers[item.item].cached_tokens == kept // block * block
         by_round = Counter[int]()
         for line in run.timings[cell.cell]:

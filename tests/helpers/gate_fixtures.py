@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from fake_build import build
 from fake_gate import a_gate
+from stages import begin_run
 from whole import plan_of
 
 from mtbench.experiments.gate.format import Gate
-from mtbench.lineup.planner import begin_run
 
 
 @pytest.fixture(scope="session")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with the plan that every made-up build makes: two cells, four blocks."""
-    return begin_run(tmp_path_factory.mktemp("plan") / "run", plan_of(4), ["mtbench"]).path
+    return begin_run(tmp_path_factory.mktemp("plan") / "run", plan_of(4)).path
 
 
 @pytest.fixture

@@ -1,20 +1,30 @@
 """The stages of a run as commands of their own: each opens the directory, as another process would."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from mtbench.experiments import pipeline
+from mtbench.lineup.planner import write_plan
 from mtbench.measure import executor
 from mtbench.measure import score as scoring
 from mtbench.plan import prompts
 from mtbench.plan.directory import RunDirectory
+from mtbench.plan.plan import Plan
 from mtbench.plan.run import Run
 from mtbench.report import document
 from mtbench.results import aggregate
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def begin_run(path: Path, plan: Plan, command: Sequence[str] = ("mtbench",)) -> RunDirectory:
+    """Create a run directory that holds the plan."""
+    run = RunDirectory.create(path)
+    write_plan(run, plan, command)
+    return run
 
 
 def _opening(stage: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[RunDirectory, P], T]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import stages
 from rich.console import Console
-from stages import assemble, generate, score
+from stages import assemble, begin_run, generate, score
 
 from mtbench import plugins
 from mtbench.hardware import machine
-from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.lineup.planner import make_plan
 from mtbench.measure import workers
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.plan import Cell, Plan, RunRequest

@@ -12,7 +12,7 @@ import torch
 from mtp_checkpoints import save_headed
 from scripted_engine import Scripted
 from small import save_small
-from stages import assemble, generate
+from stages import assemble, begin_run, generate
 from stored import keep_lines, stored_json, stored_lines
 from whole import Quiet
 
@@ -24,7 +24,7 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.experiments.choose.candidates import candidates
 from mtbench.lineup import simulation
-from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.lineup.planner import make_plan
 from mtbench.measure import judging_time, lossless_check
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.untimed import UntimedPasses
@@ -176,7 +176,7 @@ def test_options_reach_the_server_and_are_in_the_arms_name(monkeypatch: pytest.M
     given = ["toolbox:quantization=fp8", "toolbox:enforce-eager", "vllm:seed=1"]
     planned = plan(method=["ar"], engine=[TOOLBOX], engine_option=given)
     assert planned.cells[0].arm == f"ar@ar/{TOOLBOX}+quantization=fp8+enforce-eager"
-    run = begin_run(tmp_path / "run", planned, ["mtbench"])
+    run = begin_run(tmp_path / "run", planned)
     with pytest.raises(UserError, match="add `--engine-option toolbox:enforce-eager --engine-option toolbox:quant"):
         generate(run, Quiet(), Execution())
     started.clear()
@@ -224,7 +224,7 @@ def test_an_option_that_only_a_cell_names_is_refused(tmp_path: Path) -> None:
     """A plan is untrusted in every field."""
     planned = plan(method=["ar"], engine=[TOOLBOX])
     [cell] = planned.cells
-    run = begin_run(tmp_path / "run", planned.changed(cells=[cell.changed(engine_options=["code=evil"])]), ["mtbench"])
+    run = begin_run(tmp_path / "run", planned.changed(cells=[cell.changed(engine_options=["code=evil"])]))
     others = frozenset(map(EngineOption.read, ["vllm:code=evil", f"{TOOLBOX}:code=good"]))
     with pytest.raises(UserError, match=f"if you trust it, add `--engine-option {TOOLBOX}:code=evil`"):
         generate(run, Quiet(), Execution(engine_options=others))
@@ -233,7 +233,7 @@ def test_an_option_that_only_a_cell_names_is_refused(tmp_path: Path) -> None:
 def test_other_tokens_by_an_option_are_no_broken_promise(tmp_path: Path) -> None:
     """The table counts the same answers and names the option; the arm is not void."""
     asked = plan(method=["ar"], engine=[TOOLBOX], engine_option=RACED[:1], dtype="float32")
-    run = begin_run(tmp_path / "run", asked, ["mtbench"])
+    run = begin_run(tmp_path / "run", asked)
     generate(run, Quiet(), Execution(engine_options=frozenset(map(EngineOption.read, RACED[:1]))))
     name = f"generations/{asked.cells[1].cell}.jsonl"
     first, second = stored_lines(run, name)
@@ -246,7 +246,7 @@ def test_other_tokens_by_an_option_are_no_broken_promise(tmp_path: Path) -> None
 
 def test_an_engine_that_repeats_nothing_is_flagged_and_not_void(tmp_path: Path) -> None:
     """The noise of an engine is a finding; only mtbench's own loop must repeat its tokens."""
-    run = begin_run(tmp_path / "run", plan(method=["ar", "prompt-lookup"], engine=[TOOLBOX], rounds=2), ["mtbench"])
+    run = begin_run(tmp_path / "run", plan(method=["ar", "prompt-lookup"], engine=[TOOLBOX], rounds=2))
     generate(run, Quiet(), Execution())
     plain, _ = run_cells = assemble(run).cells
     assert not any("other tokens" in flag for flag in plain.flags)
@@ -305,7 +305,7 @@ def test_a_draft_in_the_targets_own_checkpoint_has_no_role(with_more: type[Scrip
         {"ar": folder, "ar#mtp": f"{folder}#mtp"},
     ]
     assert "mtp:ahead=2" in [str(arm).partition("@")[0] for arm in candidates(RunRequest(**asked)).lineup.arms]
-    run = begin_run(tmp_path / "run", planned, ["mtbench"])
+    run = begin_run(tmp_path / "run", planned)
     generate(run, Quiet(), Execution(timed_only=True))
     assert RunDirectory.open(tmp_path / "run").read_lines("failures.jsonl", FailureLine) == []
     bare = str(save_small(tmp_path / "bare", 1))
@@ -405,7 +405,7 @@ def answered(
     model, arms = save_small(folder / "model", 1), ["ar", "prompt-lookup"]
     asked: dict[str, Any] = {"suite": [f"prompts:{prompts}"], "model": str(model), "method": arms, "dtype": "float32"}
     planned = plan(**asked | changes, engine=[TOOLBOX], max_new_tokens=6)
-    run = begin_run(folder / "run", planned, ["mtbench"])
+    run = begin_run(folder / "run", planned)
     generate(run, Quiet(), Execution(timed_only=True))
     return run, planned, model / "model.safetensors"
 
@@ -544,7 +544,7 @@ def test_apart_each_arm_has_a_server_in_turn_that_runs_alone(monkeypatch: pytest
     """
     started, arms = starts(monkeypatch), ["ar", "prompt-lookup"]
     asked: dict[str, Any] = {"method": arms, "engine": [TOOLBOX], "limit": 5, "batch_size": [1], "apart": True}
-    run = begin_run(tmp_path / "run", plan(**asked, rounds=5), ["mtbench"])
+    run = begin_run(tmp_path / "run", plan(**asked, rounds=5))
     generate(run, Quiet(), Execution())
     first, second = dict.fromkeys(arm for arm, _ in started)
     turns = [first, second, second, first, first, second, second, first, first, second]
@@ -643,7 +643,7 @@ def test_a_draft_that_only_the_engine_reads_is_passed_through(monkeypatch: pytes
 
 def test_a_release_may_not_change_within_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {"method": ["ar"], "engine": [TOOLBOX], "limit": 2, "batch_size": [1], "rounds": 2}
-    run = begin_run(tmp_path / "run", plan(**asked), ["mtbench"])
+    run = begin_run(tmp_path / "run", plan(**asked))
     monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "release", classmethod(lambda cls: "toolbox==1"))
     generate(run, Quiet(), Execution())
     [cell] = assemble(run).cells

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from small import PAD, save_small, small_tokenizer
-from stages import assemble, generate, open_plan, score
+from stages import assemble, begin_run, generate, open_plan, score
 from stored import stored_json, stored_lines
 from whole import Quiet, figures
 
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
-from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.lineup.planner import make_plan
 from mtbench.measure.score import before
 from mtbench.plan.checks import read_plan
 from mtbench.plan.directory import JsonObject, RunDirectory

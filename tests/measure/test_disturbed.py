@@ -11,12 +11,12 @@ import pytest
 from cgroup_trees import quota_of
 from fork_server import run_child
 from made_records import cell_data, doubted, timing_line
-from stages import assemble, generate
+from stages import assemble, begin_run, generate
 from whole import Quiet, start
 
 from mtbench.decoding.batch_clock import BatchClock
 from mtbench.hardware import machine
-from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.lineup.planner import make_plan
 from mtbench.measure.block_runner import BlockRunner
 from mtbench.measure.workers import Done, WorkerSession
 from mtbench.plan.directory import RunDirectory
@@ -131,7 +131,7 @@ def test_a_disturbed_sample_is_decoded_again_at_once_and_not_for_ever(
 def test_an_arm_that_would_draft_its_own_answer_is_not_decoded_again(disturb: Disturb, tmp_path: Path) -> None:
     planned = make_plan(REQUEST.changed(method=("ar",), limit=3))
     marked = planned.changed(cells=[cell.changed(flags=[*cell.flags, LEARNS]) for cell in planned.cells])
-    run, decoded = begin_run(tmp_path / "run", marked, ["mtbench"]), disturb(lambda n: n == 2)
+    run, decoded = begin_run(tmp_path / "run", marked), disturb(lambda n: n == 2)
     generate(run, Quiet(), Execution(timed_only=True))
     assert len(decoded) == 3
     assert [bool(line.dropped) for line in timings(run, decoded[0])] == [False, True, False]

@@ -114,16 +114,14 @@ class Noting(Quiet):
         self.notes.append(text)
 
 
-def raced(
-    folder: Path, budget_s: float | None, methods: tuple[str, ...] = ARMS, *, raced: bool = True, **asked: Any
-) -> tuple[Run, list[str]]:
+def raced(folder: Path, budget_s: float | None, methods: tuple[str, ...] = ARMS, **asked: Any) -> tuple[Run, list[str]]:
     """A race in the scripted engine as far as its time budget goes, and what was noted."""
     few: dict[str, Any] = {"batch_size": (1,), "limit": 12, "max_new_tokens": 4, "dtype": "float32"}
     planned = plan_of(RaceRequest(method=methods, engine=["scripted"], **few | asked))
     directory = RunDirectory.create(folder)
     write_plan(directory, planned.plan, ["mtbench"], planned.race)
     run, progress = Run.open(directory), Noting()
-    execution = Execution(time_budget_s=budget_s, timed_only=True, raced=raced)
+    execution = Execution(time_budget_s=budget_s, timed_only=True)
     generate(run, progress, Racing(run, execution).executing())
     return run, progress.notes
 
@@ -296,13 +294,13 @@ class Clock:
         self.cells = [plan.cell(name) for name in group.cells]
         self.timings: dict[str, list[Any]] = {cell.cell: [] for cell in self.cells}
         self.out: list[Any] = []
-        run = SimpleNamespace(timings=self.timings, keep_blocks=lambda *_: None)
+        run = SimpleNamespace(race=True, timings=self.timings, keep_blocks=lambda *_: None)
         writer = SimpleNamespace(
             run=run, plan=plan, group=group, suite=plan.suites[0], cells=self.cells, live=self.live, begun=self.begun
         )
         writer.leave_out = lambda cells, reason: self.out.extend(cells)
         budget = TimeBudget(budget_s, judged=False)
-        self.scheduler = Scheduler(writer, budget, apart=False, seed=0, raced=True)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(writer, budget)  # type: ignore[arg-type]
 
     def live(self, cells: Any = None) -> list[Any]:
         return [cell for cell in (self.cells if cells is None else cells) if cell not in self.out]
@@ -321,8 +319,8 @@ class Clock:
             for cell in part:
                 wall_s = block_s(self.cells.index(cell), block)
                 self.now += wall_s
-                self.timings[cell.cell].append(SimpleNamespace(wall_s=wall_s, round=1, block=block))
-            self.scheduler.done.add((1, block))
+                self.timings[cell.cell].append(SimpleNamespace(wall_s=wall_s, round=1, block=block, dropped=None))
+            self.scheduler.end(1, block)
             found.append([self.cells.index(cell) for cell in part])
             self.scheduler.leave_out_hopeless(())
         return found
@@ -364,5 +362,5 @@ def test_an_arm_that_is_slower_than_thought_waits_and_the_others_get_their_block
 def test_one_arm_of_each_method_begins_before_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
     race = Clock(monkeypatch, 40, arms=10)
     race.cells[8] = race.cells[8].changed(method="suffix")
-    race.scheduler = Scheduler(race.scheduler.writer, race.scheduler.budget, apart=False, seed=0, raced=True)
+    race.scheduler = Scheduler(race.scheduler.writer, race.scheduler.budget)
     assert race.race(lambda *_: 1.0)[0] == [0, 1, 8, 2, 3]

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 from small import save_small
-from stages import assemble, generate, score
+from stages import assemble, begin_run, generate, score
 from stored import stored_json, stored_lines
 from whole import Quiet, figures, serve_busily
 
 from mtbench.errors import UserError
-from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.lineup.planner import make_plan
 from mtbench.measure import executor as generating
 from mtbench.measure import workers
 from mtbench.measure.workers import Died, Done, Failed, LocalWorker, Task

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from small import beginning_tokenizer
-from stages import open_plan
+from stages import begin_run, open_plan
 
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.lineup import planner
-from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.lineup.planner import make_plan
 from mtbench.models import chat_template
 from mtbench.models.chat_template import Clock
 from mtbench.models.families import TINY
@@ -166,7 +166,7 @@ def test_a_plan_made_again_the_next_day_has_the_same_prompts(
     list(SUITES)
     monkeypatch.setitem(SUITES._classes, "letter", Letter)
     with day("2031-11-28"), rendered() as texts:
-        run = begin_run(tmp_path / "run", planned(asked, SECONDS, suite=("letter",), batch_size=(1,)), ["mtbench"])
+        run = begin_run(tmp_path / "run", planned(asked, SECONDS, suite=("letter",), batch_size=(1,)))
     with day("2031-11-29"), rendered() as again:
         opened = open_plan(run)
         remade = make_plan(read_plan(run).request)

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import pytest
 from made_records import cell_data, generation_line, result_cell, speedup
 from scripted_engine import Scripted
-from stages import assemble, generate
+from stages import assemble, begin_run, generate
 from whole import Quiet
 
 from mtbench.clients.serving_engine import Setting, Table
 from mtbench.decoding.registry import SERVING_ENGINES
-from mtbench.lineup.planner import begin_run, make_plan
+from mtbench.lineup.planner import make_plan
 from mtbench.options.engine_options import EngineOption
 from mtbench.plan.plan import RunRequest
 from mtbench.plan.request import Execution
@@ -130,7 +130,7 @@ def test_a_servers_collapse_is_in_the_results_and_on_the_page(tmp_path: Path) ->
         rounds=1,
         max_new_tokens=16,
     )
-    run = begin_run(tmp_path / "run", make_plan(asked), ["mtbench"])
+    run = begin_run(tmp_path / "run", make_plan(asked))
     generate(run, Quiet(), Execution(engine_options=frozenset(map(EngineOption.read, options))))
     cells = assemble(run).cells
     assert [bool(cell.collapse) for cell in cells] == [False, False, False, True]

@@ -9,10 +9,10 @@ from itertools import accumulate
 from statistics import median
 from typing import NamedTuple
 
+from mtbench.decoding.output import first_difference
 from mtbench.document.formatting import counted, listed
 from mtbench.experiments.audit.cases import LETTERS, OTHER, Arms, Case, Letter
 from mtbench.experiments.audit.sides import SideAnswer
-from mtbench.measure.lossless_check import first_difference
 
 FEW = 0.1  # largest share of the tokens that a lossy arm accepts, if its forwards are not stored
 CHANCE = 0.01  # probability below which tokens are not drafts by chance

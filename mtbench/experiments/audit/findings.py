@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from mtbench.decoding.output import first_difference
 from mtbench.document.formatting import counted, listed
 from mtbench.experiments.audit.cases import LETTERS, Arms, Case
 from mtbench.experiments.audit.classes import CLASSES, name
@@ -10,7 +11,6 @@ from mtbench.experiments.audit.format import Audit, ClassCount, Divergence, Judg
 from mtbench.experiments.audit.judge import coarse
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair, Side
-from mtbench.measure.lossless_check import first_difference
 from mtbench.models.loading import Inspected
 from mtbench.statistics import EPSILON_CAP, EXACT_EPSILON
 

@@ -14,11 +14,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from mtbench.decoding.output import first_difference
 from mtbench.errors import UserError
 from mtbench.experiments.audit.format import NOT_JUDGED, JudgedLine, NoiseLine, SideJudged
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair, Side, SideAnswer
-from mtbench.measure.lossless_check import COARSE, first_difference
+from mtbench.measure.lossless_check import COARSE
 from mtbench.measure.model_pool import ModelPool, use_threads
 from mtbench.measure.reading import Answer, judged_logits, with_noise
 from mtbench.models.families import locate

@@ -6,7 +6,6 @@ fewer, beside the chosen arm, in servers for the largest batch size. The run is 
 """
 
 import itertools
-import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -54,9 +53,7 @@ def measure(
         return [Elimination(cell=name, block=len(units), lost=False, reason="it is measured") for name in there]
 
     progress.note("measuring the schedule by batch size")
-    budget_s = None if math.isinf(deadline) else deadline - time.monotonic()
-    alone = replace(execution, leave=leave, timed_only=True, raced=False, time_budget_s=budget_s)
-    generate(run, progress, alone)
+    generate(run, progress, replace(execution, leave=leave, timed_only=True))
 
 
 def measured(race: Run, recommendations: Sequence[Recommendation]) -> Schedule | None:

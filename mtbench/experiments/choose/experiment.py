@@ -96,7 +96,6 @@ class ChooseExperiment(Experiment[RaceRequest, RaceSession, RacePlan, Decided]):
             workers=session.workers,
             time_budget_s=session.time_budget_s,
             engine_options=job.requested.engine_option,
-            raced=True,
         )
         with job.progress() as progress:
             run = Run.open(job.directory, None if job.new else job.plan.plan)

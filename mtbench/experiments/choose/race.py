@@ -83,6 +83,7 @@ class RacedArm:
     accuracy: Word | None = None
     unit_s: float = 0.0  # least time of a unit of times (`statistics.units_of`); 0: a block
     failed: bool = False  # it has no further blocks
+    begun: bool = False  # it has a block in this group
     left_out_after: float = math.inf  # blocks: it had not begun, and there was no time for it any more
 
 
@@ -153,6 +154,9 @@ class View:
         ratios = [self._time_ratio(self.plain, e, among=len(self.arms)) for e in self.arms]
         judged = verdicts.speed_verdicts(ratios, [None] * len(ratios), looks=self.looks)
         return judged[self.arms.index(arm)].word == "faster" or self.close(self.plain, arm)
+
+    def timed(self, arm: RacedArm) -> int:
+        return len(self._walls(arm))
 
     def _walls(self, arm: RacedArm) -> list[float]:
         return [block.wall_s for block in arm.blocks[: self.upto[arm.name]] if block.wall_s is not None]
@@ -236,7 +240,7 @@ def _counted(entrants: Sequence[RacedArm], left: Sequence[Elimination], block: i
 
 def _before(view: View, there: Sequence[RacedArm]) -> list[Elimination]:
     """Return the arms that need not start, since their accuracy is known from a larger batch size."""
-    tested = [e for e in there if e.accuracy is not None and not e.claims_lossless]
+    tested = [e for e in there if e.accuracy is not None and not e.claims_lossless and not e.begun]
     return [
         Elimination(
             cell=e.name,
@@ -286,7 +290,7 @@ class _Look:
 
     def let_late_leave(self) -> None:
         for arm in self.still():
-            if self.view.misses_slo(arm):
+            if self.view.misses_slo(arm) and self.view.timed(arm) >= FIRST_LOOKS[-2]:
                 self.leave(arm, "over a limit of its latency", lost=True)
 
     def let_slower_leave(self) -> None:

@@ -130,6 +130,7 @@ class Racing:
                 accuracy=None if cell is plain else accuracies.get(cell.arm),
                 unit_s=SERVED_UNIT_S if is_served(cell.engine) else 0.0,
                 failed=cell.cell in failed,
+                begun=bool(timings),
                 left_out_after=left_out.get(cell.cell, math.inf),
             )
             entrants.append(entrant)
