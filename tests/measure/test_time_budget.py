@@ -30,7 +30,7 @@ from mtbench.experiments.choose.runner import Racing
 from mtbench.hardware import machine
 from mtbench.lineup.planner import make_plan, write_plan
 from mtbench.measure import block_runner
-from mtbench.measure.executor import _say_if_busy, _say_if_changed, generate
+from mtbench.measure.executor import _decode, _say_if_busy, _say_if_changed, generate
 from mtbench.measure.scheduler import Scheduler
 from mtbench.measure.time_budget import (
     FEWEST_ARMS,
@@ -282,7 +282,7 @@ def test_a_busy_machine_is_named_before_and_after_the_race(monkeypatch: pytest.M
 
 
 class Clock:
-    """A race of scripted block times in a group of 64 blocks: who takes part, block after block, on a made clock."""
+    """A race of scripted block times in a group of 24 blocks: who takes part, block after block, on a made clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, budget_s: float, arms: int, blocks: int = 64) -> None:
         self.now = 0.0
@@ -364,3 +364,37 @@ def test_one_arm_of_each_method_begins_before_a_second_one(monkeypatch: pytest.M
     race.cells[8] = race.cells[8].changed(method="suffix")
     race.scheduler = Scheduler(race.scheduler.writer, race.scheduler.budget)
     assert race.race(lambda *_: 1.0)[0] == [0, 1, 8, 2, 3]
+
+
+def test_a_resumed_race_decodes_again_what_a_recovered_arm_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding tells which blocks are whole, beside an arm that failed for a cause that has passed."""
+    race = Clock(monkeypatch, 1000, arms=3)
+    race.race(lambda *_: 1.0)
+    again = race.cells[2].cell
+    del race.timings[again][2:]
+    writer, budget = race.scheduler.writer, race.scheduler.budget
+    assert len(Scheduler(writer, budget).done) == 24
+    assert Scheduler(writer, budget, recovered={again}).done == {(1, 0), (1, 1)}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_batch_sizes_share_the_time_and_the_first_gets_what_is_left(
+    apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not apart: a round goes on in the servers in which it began."""
+    now, shares = [0.0], list[tuple[int, float]]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def stage(number: int, takes_s: float) -> Any:
+        scheduler = SimpleNamespace(todo=[1], apart=apart, leave_out_hopeless=lambda *_, **__: None)
+
+        def decode(sessions: Any) -> bool:
+            left_s = scheduler.share_until - now[0]
+            shares.append((number, left_s))
+            now[0] += min(takes_s, left_s)
+            return bool(takes_s <= left_s)
+
+        return SimpleNamespace(scheduler=scheduler, decode=decode, runner=SimpleNamespace(again=Counter()))
+
+    _decode([stage(0, 80), stage(1, 10)], [SimpleNamespace(warm=())], Noting(), TimeBudget(100, judged=False))  # type: ignore[list-item]
+    assert shares == [(0, 50), (1, 50), *([] if apart else [(0, float("inf"))])]
