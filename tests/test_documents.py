@@ -141,7 +141,7 @@ def test_the_sample_of_the_readme_is_what_is_printed_today(tmp_path: Path) -> No
     sample = parts_of_table(README.partition("```text\n")[2].partition("```")[0])
     assert sample.head == printed.head
     assert sample.arms <= printed.arms
-    assert sample.decision == printed.decision
+    assert sample.decision == printed.decision != []
 
 
 class TableParts(NamedTuple):
