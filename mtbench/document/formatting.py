@@ -19,11 +19,18 @@ class Spread(Protocol):
     def ci_high(self) -> float | None: ...
 
 
-def bounds(spread: Spread) -> tuple[float, float] | None:
+class Estimated(Spread, Protocol):
+    """A record with a value and its interval."""
+
+    @property
+    def value(self) -> float | None: ...
+
+
+def bounds(spread: Spread) -> list[float] | None:
     """Return the interval of a record; None if it has none."""
     if spread.ci_low is None or spread.ci_high is None:
         return None
-    return spread.ci_low, spread.ci_high
+    return [spread.ci_low, spread.ci_high]
 
 
 def number(value: float | None, digits: int | None = None) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple
 
-from mtbench.document.formatting import NONE
+from mtbench.document.formatting import NONE, Estimated, bounds, interval, number
 from mtbench.statistics import DISTURBED
 
 Tone = Literal["good", "bad", "plain"]
@@ -55,6 +55,13 @@ class Entry:
     against: str | None = None  # baseline
     detail: str | None = None  # a second value that belongs to the first
     bar: Bar | None = None  # the interval, drawn
+
+    @classmethod
+    def of(cls, found: Estimated | None, scale: float = 1.0, digits: int | None = None) -> "Entry":
+        """Return the entry of a value and its interval, both multiplied by `scale`; without a value that of nothing."""
+        if found is None or found.value is None:
+            return cls()
+        return cls(number(scale * found.value, digits), interval(bounds(found), scale, digits))
 
     @property
     def judged(self) -> Verdict | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from mtbench.document.formatting import NONE, bounds, count, counted, interval, number
 from mtbench.document.model import Bar, Entry, Table
 from mtbench.report.arm_table import Column, Notes, table_of
-from mtbench.report.detail_tables import length_detail, percent_entry
+from mtbench.report.detail_tables import length_detail
 from mtbench.report.phrases import (
     REPEATED_FLAG,
     falling_acceptance,
@@ -115,7 +115,7 @@ def _bars(speedups: Sequence[Speedup]) -> Callable[[Speedup], Bar | None]:
 
 def _share_entry(share: Accuracy | None, compared: Sequence[AccuracyComparison], own: Speedup | None) -> Entry:
     """Return an accuracy or the share of valid answers, with the verdict against the arm's baseline if there is one."""
-    entry = percent_entry(share)
+    entry = Entry.of(share, 100, 1)
     verdicts = {comparison.baseline: shown_verdict(comparison.verdict, brief=True) for comparison in compared}
     if share is None or share.value is None or not verdicts:
         return entry

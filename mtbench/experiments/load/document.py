@@ -13,7 +13,6 @@ from mtbench.experiments.load.request import Limits
 from mtbench.records import cleaned
 from mtbench.report.phrases import shown_verdict
 from mtbench.report.text import quota
-from mtbench.results.figure_formats import Estimate
 
 COLUMNS = [
     ("answered", "requests that were answered, of those that were sent; rejected: the server was full"),
@@ -113,7 +112,7 @@ def _lead(load: Load) -> str:
     what = "answered correctly within all limits" if best.correct_goodput else "answered within all limits"
     found, ends = "no estimate has an interval", interval(bounds(most))
     if ends is not None:
-        found = f"{best.arm} has the highest estimate: {_number(most)} {ends} requests per second {what}"
+        found = f"{best.arm} has the highest estimate: {number(most.value)} {ends} requests per second {what}"
     return f"At {_level(load, levels[-1])}, {found}."
 
 
@@ -121,37 +120,27 @@ def _entries(cell: LoadCell) -> list[Entry]:
     refused = listed(f"{n} {word}" for n, word in ((cell.rejected, "rejected"), (cell.failed, "failed")) if n)
     return [
         Entry(f"{count(cell.ok)} of {count(cell.sent)}", refused or None),
-        _entry(cell.achieved_rate),
-        _entry(cell.goodput),
-        _entry(cell.correct_goodput),
-        _entry(cell.accuracy, 100, 1),
+        Entry.of(cell.achieved_rate),
+        Entry.of(cell.goodput),
+        Entry.of(cell.correct_goodput),
+        Entry.of(cell.accuracy, 100, 1),
         _percentiles(cell.ttft),
         _percentiles(cell.tpot),
         _percentiles(cell.e2e),
-        _entry(cell.tokens_per_s),
-        _entry(cell.tokens_per_forward),
-        _entry(cell.j_per_token),
-        _entry(cell.cached_share, 100, 1),
+        Entry.of(cell.tokens_per_s),
+        Entry.of(cell.tokens_per_forward),
+        Entry.of(cell.j_per_token),
+        Entry.of(cell.cached_share, 100, 1),
     ]
 
 
 def _compared(comparison: Comparison) -> list[Entry]:
     accuracy = comparison.accuracy_verdict
     return [
-        replace(_entry(comparison.speedup), verdict=shown_verdict(comparison.speed_verdict)),
-        replace(_entry(comparison.goodput_ratio), verdict=shown_verdict(comparison.goodput_verdict)),
-        replace(_entry(comparison.accuracy_difference, 100, 1), verdict=shown_verdict(accuracy) if accuracy else None),
+        replace(Entry.of(comparison.speedup), verdict=shown_verdict(comparison.speed_verdict)),
+        replace(Entry.of(comparison.goodput_ratio), verdict=shown_verdict(comparison.goodput_verdict)),
+        replace(Entry.of(comparison.accuracy_difference, 100, 1), verdict=accuracy and shown_verdict(accuracy)),
     ]
-
-
-def _entry(estimate: Estimate | None, scale: float = 1.0, digits: int | None = None) -> Entry:
-    if estimate is None:
-        return Entry()
-    return Entry(_number(estimate, scale, digits), interval(bounds(estimate), scale, digits))
-
-
-def _number(estimate: Estimate | None, scale: float = 1.0, digits: int | None = None) -> str:
-    return NONE if estimate is None or estimate.value is None else number(estimate.value * scale, digits)
 
 
 def _percentiles(latency: Latency) -> Entry:

@@ -10,7 +10,7 @@ from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, DASHES, INK, PAPER, RULE
 from mtbench.experiments.load.format import Load
 
-Point = tuple[float, float, tuple[float, float] | None]  # level, value, its interval
+Point = tuple[float, float, list[float] | None]  # level, value, its interval
 
 
 def draw(load: Load) -> list[Figure]:
