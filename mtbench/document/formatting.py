@@ -84,9 +84,9 @@ def points(difference: float | None) -> str:
     return NONE if difference is None else _signed(f"{100 * difference:+.1f}")
 
 
-def times(value: float | None, digits: int | None = None) -> str:
+def times(value: float | None) -> str:
     """Return a factor."""
-    return NONE if value is None else f"×{number(value, digits)}"
+    return NONE if value is None else f"×{number(value)}"
 
 
 def seconds(value: float | None) -> str:

@@ -51,7 +51,7 @@ class Entry:
 
     value: str = NONE  # empty: the verdict is all
     interval: str | None = None
-    verdict: str | Verdict | None = None
+    verdict: Verdict | None = None
     against: str | None = None  # baseline
     detail: str | None = None  # a second value that belongs to the first
     bar: Bar | None = None  # the interval, drawn
@@ -64,13 +64,8 @@ class Entry:
         return cls(number(scale * found.value, digits), interval(bounds(found), scale, digits))
 
     @property
-    def judged(self) -> Verdict | None:
-        """The verdict with its tone."""
-        return Verdict.of(self.verdict) if isinstance(self.verdict, str) else self.verdict
-
-    @property
     def tone(self) -> Tone:
-        return (self.judged or Verdict.of(self.value)).tone
+        return (self.verdict or Verdict.of(self.value)).tone
 
     @property
     def words(self) -> bool:
@@ -80,11 +75,11 @@ class Entry:
     @property
     def light(self) -> bool:
         """Whether the value is not to be emphasised: it has no interval, or it cannot be trusted."""
-        return self.interval is None or (self.judged is not None and self.judged.word == DISTURBED)
+        return self.interval is None or (self.verdict is not None and self.verdict.word == DISTURBED)
 
     def line(self) -> str:
         """Return the whole entry on one line."""
-        value, verdict = self.value, self.judged
+        value, verdict = self.value, self.verdict
         if self.interval:
             value += f" {self.interval}" if self.interval.startswith("[") else f", {self.interval}"
         if self.detail:

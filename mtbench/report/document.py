@@ -156,7 +156,7 @@ def _section(group: Group, own: str, picture: Figure | None, naming: Naming) -> 
     drawn = [figure for figure in group.figures if figure is not picture]
     blocks += [Part("Remarks", marked)] if marked else []
     blocks += [Part("Figures", [Beside(drawn)])] if drawn else []
-    return Section(group.place, blocks, anchor=_anchor(group.slug), link=group.place.replace("batch size", "batch"))
+    return Section(group.place, blocks, anchor=group.slug, link=group.place.replace("batch size", "batch"))
 
 
 def _groups(results: Results, naming: Naming) -> list[Group]:
@@ -202,10 +202,6 @@ def _viewer(run: Run, results: Results, naming: Naming) -> Widget:
     return Widget(template("viewer.html.j2", "mtbench.report").render(viewer=data, most_items=ITEMS), script, style)
 
 
-def _anchor(slug: str) -> str:
-    return slug.replace(".", "-")
-
-
 def _sweeps(results: Results, naming: Naming) -> list[Section]:
     """Return a section for each suite and way of batching that ran at enough batch sizes.
 
@@ -225,7 +221,7 @@ def _sweeps(results: Results, naming: Naming) -> list[Section]:
         scene = figures.Scene(cells, naming.numbers, {}, source(cells, results), naming.words)
         drawing = figures.sweep(scene, [e for e in swept if roles[e.arm] == roles[e.baseline]] or swept, slug)
         sentences = Points(naming.texts([over_batch_sizes(entry) for entry in swept]))
-        sections.append(Section(heading, [sentences, Beside([drawing])], anchor=_anchor(slug)))
+        sections.append(Section(heading, [sentences, Beside([drawing])], anchor=slug))
     return sections
 
 

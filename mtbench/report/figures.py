@@ -125,8 +125,7 @@ def _arm_text(axes: Axes, row: int, scene: Scene, cell: ResultCell, plot: float)
 
 def _interval(axes: Axes, row: int, cell: ResultCell, speedup: Speedup) -> None:
     """Draw a speedup and its interval: a cross if the arm is void, filled if it is faster by its verdict."""
-    limits = bounds(speedup)
-    if limits is not None and min(limits) > 0:
+    if (limits := bounds(speedup)) and min(limits) > 0:
         plots.whisker(axes, row, limits, flat=True, lw=2, solid_capstyle="butt")
     if cell.void:
         axes.plot([speedup.value or 1.0], [row], "x", color=MUTED, ms=7, mew=1.6, zorder=4)
@@ -136,12 +135,12 @@ def _interval(axes: Axes, row: int, cell: ResultCell, speedup: Speedup) -> None:
     axes.plot([speedup.value or 1.0], [row], "o", ms=7, mew=1.6, mec=edge, mfc=fill, zorder=4)
 
 
-def _in_words(speedup: Point, digits: int | None = None) -> str:
+def _in_words(speedup: Point) -> str:
     """Return a speedup with its interval, where measurements suffice for a verdict; or an acceptance length."""
-    ends = interval(bounds(speedup), digits=digits)
+    ends = interval(bounds(speedup))
     if isinstance(speedup, AcceptancePart):
         return f"{number(speedup.value)} {ends or ''}".rstrip()
-    return "no verdict" if ends is None or speedup.verdict.reason else f"{times(speedup.value, digits)} {ends}"
+    return "no verdict" if ends is None or speedup.verdict.reason else f"{times(speedup.value)} {ends}"
 
 
 def _frontier(scene: Scene) -> Figure | None:
@@ -167,7 +166,8 @@ def _frontier(scene: Scene) -> Figure | None:
         mark = {"boxstyle": f"{'square' if baseline else 'circle'},pad=0.2", "facecolor": color, "lw": 0}
         number_ = str(scene.numbers[cell.arm])
         axes.text(x, y, number_, ha="center", va="center", fontsize=9, color=PAPER, bbox=mark, zorder=4)
-    best = _undominated([(x, y) for cell, x, y in points if not cell.void])
+    sound = [(x, y) for cell, x, y in points if not cell.void]
+    best = sorted(p for p in sound if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in sound))
     if len(best) > 1:
         axes.plot(*zip(*best, strict=True), color=ACCENT, lw=1, ls=(0, (4, 3)), alpha=0.7, zorder=1)
     low, high = _range([b for span in accuracies for b in span] + [y for _, _, y in points])
@@ -188,10 +188,6 @@ def _frontier(scene: Scene) -> Figure | None:
         "arms that no other arm beats in both (by their estimates; intervals may overlap).",
         alt=f"Scatter plot of accuracy over tokens per second: {'; '.join(texts)}.",
     )
-
-
-def _undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    return sorted(p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points))
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from mtbench.document.formatting import NONE, bounds, count, counted, interval, number
-from mtbench.document.model import Bar, Entry, Table
+from mtbench.document.model import Bar, Entry, Table, Verdict
 from mtbench.report.arm_table import Column, Notes, table_of
 from mtbench.report.detail_tables import length_detail
 from mtbench.report.phrases import (
@@ -159,7 +159,7 @@ def _lossless_entry(cell: ResultCell) -> Entry:
     if cell.other_tokens:
         return Entry(ungraded(cell), against=graded.against, detail=f"{same}{floor}")
     if cell.claims != "lossless":  # compared with an equivalent arm, which is lossy too
-        return Entry("lossy by design", None, graded.grade, graded.against, f"{same}{floor}")
+        return Entry("lossy by design", None, Verdict.of(graded.grade), graded.against, f"{same}{floor}")
     return Entry(graded.grade, against=graded.against, detail=f"{same}{floor}")
 
 

@@ -140,7 +140,7 @@ def _needs(needed: NeededItems) -> str:
     return f"needs n ≈ {needed.n} {'at the observed difference' if needed.observed else 'if the true difference is 0'}"
 
 
-def speed_entry(speedup: TaskSpeedup, verdict: model.Verdict | str | None, **given: Any) -> model.Entry:
+def speed_entry(speedup: TaskSpeedup, verdict: model.Verdict | None, **given: Any) -> model.Entry:
     """Return a speedup, its interval and verdict; without an interval what it lacks. given: the rest of the entry."""
     ends, reason = interval(bounds(speedup)), speedup.verdict.reason
     if ends is None:

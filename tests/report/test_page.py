@@ -215,7 +215,7 @@ def test_arms_that_did_not_begin_are_one_line_and_no_rows() -> None:
 def test_a_factor_has_an_interval_and_an_open_verdict_a_reason(found: Speedup, value: str, text: str | None) -> None:
     """Without an interval there is no factor. A clear interval beside an open verdict is explained."""
     entry = speed_entry(found, speed_verdict(result_cell(), found))
-    assert (entry.value, entry.judged and entry.judged.reason) == (value, text)
+    assert (entry.value, entry.verdict and entry.verdict.reason) == (value, text)
 
 
 def test_an_interval_on_its_own_line_is_no_argument_of_the_line_break() -> None:
