@@ -68,10 +68,10 @@ def listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def few(names: Sequence[str]) -> str:
+def few(names: Sequence[str], most: int = MOST_NAMED) -> str:
     """Return the first names, and how many more there are."""
-    others = len(names) - MOST_NAMED
-    return listed(names[:MOST_NAMED]) + (f" and {others:,} more" if others > 0 else "")
+    others = len(names) - most
+    return listed(names[:most]) + (f" and {others:,} more" if others > 0 else "")
 
 
 def percent(share: float | None, digits: int = 1) -> str:

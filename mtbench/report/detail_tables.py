@@ -122,7 +122,7 @@ def _task_entry(part: TaskFigures | ResultCell, baseline: str | None) -> Entry:
     speedup = next((s for s in speedups if s.baseline == baseline), None)
     speed = Entry()
     if speedup is not None and speedup.value:
-        speed = speed_entry(speedup, shown_verdict(speedup.verdict, bounds(speedup), brief=True))
+        speed = speed_entry(speedup, brief=True)
     elif part.tokens_per_s.value is not None:
         speed = Entry(f"{number(part.tokens_per_s.value)} tokens/s")
     if part.accuracy is None:
@@ -148,7 +148,7 @@ def range_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
         baseline = own.headline[cell.arm].baseline if cell.arm in own.headline else None
         for part in getattr(cell, name):
             over = [s for s in part.speedup if s.baseline == baseline]
-            speedups = [speed_entry(s, shown_verdict(s.verdict, bounds(s), brief=True)) for s in over]
+            speedups = [speed_entry(s, brief=True) for s in over]
             row = arm_row(cell, numbers, [*(entry(part) for *_, entry in columns), *(speedups or [Entry()])])
             rows.append(replace(row, name=part.part, number=None, group=f"{numbers[cell.arm]}. {cell.arm}"))
     headings = [*((heading, meaning) for heading, meaning, _ in columns), ("speedup", "as in the main table")]
@@ -243,8 +243,7 @@ def _speedup_entry(speedup: Speedup | None) -> Entry:
     detail, plain = length_detail(speedup), speedup.plain
     if speedup.includes_engine:
         detail = f"plain {plain.arm} {times(plain.value)}" if plain and bounds(plain) else None
-    verdict = shown_verdict(speedup.verdict, bounds(speedup))
-    return speed_entry(speedup, verdict, against=speedup.baseline, detail=detail)
+    return speed_entry(speedup, against=speedup.baseline, detail=detail)
 
 
 def length_detail(speedup: Speedup) -> str | None:

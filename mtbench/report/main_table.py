@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from mtbench import statistics
 from mtbench.document.formatting import NONE, bounds, count, counted, interval, number
 from mtbench.document.model import Bar, Entry, Table, Verdict
 from mtbench.report.arm_table import Column, Notes, table_of
@@ -15,7 +16,6 @@ from mtbench.report.phrases import (
     grade_note,
     shown_verdict,
     speed_entry,
-    speed_verdict,
     spread_over_tasks,
     ungraded,
 )
@@ -129,9 +129,12 @@ def _headline_entry(
     if speedup is None or speedup.value is None:
         return _other_engine_entry(cell)
     details = [detail for detail in (_by_task(cell, speedup.spread), length_detail(speedup)) if detail]
+    lost = cell.left is not None and cell.left.lost and cell.left.rival is not None
+    is_open = speedup.verdict.word == statistics.INCONCLUSIVE and speedup.verdict.reason is None
     return speed_entry(
         speedup,
-        speed_verdict(cell, speedup),
+        brief=True,
+        judged=not (lost and is_open),  # else its note has more
         against=speedup.baseline if named else None,
         detail="; ".join(details) or None,
         bar=None if cell.void else drawn(speedup),
@@ -142,7 +145,7 @@ def _other_engine_entry(cell: ResultCell) -> Entry:
     over = over_fastest_engine(cell)
     if over is None or cell.engine is not None:
         return Entry()
-    return speed_entry(over, None, against=over.baseline, detail="includes the engine")
+    return speed_entry(over, judged=False, against=over.baseline, detail="includes the engine")
 
 
 def _by_task(cell: ResultCell, spread: Spread | None) -> str | None:

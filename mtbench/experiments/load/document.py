@@ -7,7 +7,7 @@ from dataclasses import replace
 from mtbench.document.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
 from mtbench.document.model import Beside, Block, Document, Entry, Notes, Pairs, Row, Section, Table
 from mtbench.experiments.load.figures import draw
-from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan, ServerFacts
+from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan
 from mtbench.experiments.load.planning import started_at
 from mtbench.experiments.load.request import Limits
 from mtbench.records import cleaned
@@ -171,16 +171,11 @@ def _limits(slo: Limits) -> str:
 
 
 def _servers(load: Load) -> Table:
-    rows = [
-        Row(arm.name, [Entry(_served(arm)), Entry(arm.model)], number) for number, arm in enumerate(load.arms, start=1)
-    ]
+    rows = []
+    for place, arm in enumerate(load.arms, start=1):
+        served = f"{arm.engine}: {shlex.join(arm.command)}" if arm.command else arm.url or NONE
+        rows.append(Row(arm.name, [Entry(served), Entry(arm.model)], place))
     return Table([("server", ""), ("model", "")], rows, caption="What answered for each arm", text=True)
-
-
-def _served(arm: ServerFacts) -> str:
-    if arm.command is None:
-        return arm.url or NONE
-    return f"{arm.engine}: {shlex.join(arm.command)}"
 
 
 def _machine(load: Load) -> list[tuple[str, str]]:

@@ -65,7 +65,8 @@ def plan(request: LoadRequest) -> LoadPlan:
     prompts, *_ = prompt_texts(suite, request.suite, checkpoint, planned.request)
     texts, fields = _sent(suite_plan, prompts, checkpoint)
     stops = {tuple(item.stop) for item in suite_plan.items}
-    conversations = _conversations(suite_plan)
+    numbers = sorted(range(len(suite_plan.items)), key=suite_plan.first_turn)
+    conversations = [[*found] for _, found in itertools.groupby(numbers, suite_plan.first_turn)]
     return LoadPlan(
         schema_version=SCHEMA_VERSION,
         request=request.changed(chat_template_date=planned.request.chat_template_date, dtype=planned.request.dtype),
@@ -84,11 +85,6 @@ def plan(request: LoadRequest) -> LoadPlan:
         unit="request" if len(conversations) == len(suite_plan.items) else "conversation",
         plugins=planned.plugins,
     )
-
-
-def _conversations(planned: SuitePlan) -> list[list[int]]:
-    numbers, first = range(len(planned.items)), planned.first_turn
-    return [[*found] for _, found in itertools.groupby(sorted(numbers, key=first), first)]
 
 
 def _items(planned: SuitePlan, texts: Sequence[str], conversations: Sequence[list[int]]) -> list[LoadItem]:
