@@ -222,7 +222,7 @@ def _panels(scene: Scene, every: Panels, title: str, subtitle: str, **given: str
     if not panels:
         return None
     key = scene.key([cell for cell in scene.cells if any(cell.arm in curves for curves in panels.values())])
-    figure, _ = plots.canvas(title, subtitle, 150, key, panels=len(panels), right=24)
+    figure, _ = plots.canvas(title, subtitle, max(150, plots.APART * len(key)), key, panels=len(panels), right=24)
     for axes, (label, curves) in zip(figure.axes, panels.items(), strict=True):
         parts = list(dict.fromkeys(part for of in sorted(curves.values(), key=len, reverse=True) for part in of))
         placed = [(arm, {parts.index(part): point for part, point in of.items()}) for arm, of in curves.items()]
@@ -243,7 +243,7 @@ def sweep(scene: Scene, entries: Sequence[BreakEven], name: str) -> Figure:
     ticks = {size: str(size) for size in sorted({size for entry in entries for size in entry.swept})}
     with plots.style():
         key = [plots.label(scene.numbers[arm], scene.name(arm)) for arm in dict.fromkeys(e.arm for e in entries)]
-        figure, axes = plots.canvas(title, subtitle, 220, key)
+        figure, axes = plots.canvas(title, subtitle, max(220, plots.APART * len(key)), key)
         axes.set_xscale("log", base=2)
         axes.set_xlim(min(ticks) / 1.2, max(ticks) * 1.35)
         by_size = {e.arm: sorted((c.batch_size, c.speedup) for c in scene.cells if c.arm == e.arm) for e in entries}

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from browsers import BROWSER, opened
 from made_gates import HOSTILE
 
@@ -41,6 +42,22 @@ def drawn(name: str = "line", text: str = "A line") -> Figure:
         axes.plot([1, 2], [1, 2], color=plots.ACCENT)
         plots.label_ends(axes, [(2, 2, "1", plots.ACCENT), (2, 2, "2", plots.INK)])
         return plots.finish(figure, text, name=name, title=text, caption=f"{text}.", alt=f"{text}: 1, 2.")
+
+
+@pytest.mark.parametrize("y", [0.0, 0.5, 1.0])
+def test_labels_of_many_lines_that_end_alike_stay_beside_the_plot(y: float) -> None:
+    arms = 35
+    figure, axes = plots.canvas("", "", arms * plots.APART)
+    axes.set_ylim(0, 1)
+
+    plots.label_ends(axes, [(1.0, y, str(number), plots.INK) for number in range(arms)])
+
+    figure.draw_without_rendering()
+    boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: float(box.y0))
+    plot, letter = axes.get_window_extent(), boxes[0].height
+    assert plot.y0 - letter < boxes[0].y0
+    assert boxes[-1].y1 < plot.y1 + letter
+    assert all(low.y1 <= high.y0 for low, high in itertools.pairwise(boxes))
 
 
 def rows(name: str = "ar") -> list[Row]:

@@ -28,7 +28,7 @@ def _figure(load: Load, lines: Mapping[str, list[Point]], numbers: Mapping[str, 
     y_label = f"requests per second answered{' within all limits' if limited else ''}"
     offered = f"{load.unit}s per second offered" if load.request.request_rate else f"{load.unit}s at a time"
     key = [plots.label(place, arm) for arm, place in numbers.items()]
-    figure, axes = plots.canvas(f"{title} under load", y_label, 210, key, right=26)
+    figure, axes = plots.canvas(f"{title} under load", y_label, max(210, plots.APART * len(key)), key, right=26)
     levels = sorted({level for points in lines.values() for level, *_ in points})
     ideal = bool(load.request.request_rate) and load.unit == "request"
     if ideal:
