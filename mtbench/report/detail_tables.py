@@ -158,10 +158,8 @@ def range_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
 
 def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
     """Return the acceptance of the arms that guess."""
-    acceptances = {cell.arm: cell.acceptance for cell in cells if cell.acceptance is not None}
-    figures = {
-        arm: measured for arm, measured in acceptances.items() if measured.length is not None and measured.offered != 0
-    }
+    measured = ((cell.arm, cell.acceptance) for cell in cells if cell.acceptance is not None)
+    figures = {arm: found for arm, found in measured if found.length is not None and found.offered != 0}
 
     def notes(cell: ResultCell) -> Notes:
         who = figures[cell.arm].reported_by

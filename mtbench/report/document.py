@@ -99,12 +99,6 @@ def write_report(run: Run, results: Results) -> Path:
     return write(run.directory.path, "report", shown)
 
 
-def _environment(results: Results) -> Pairs:
-    records = text.training_records(results.cells)
-    rows = [*text.environment(results), *((name, str(file)) for name, file in records.items())]
-    return Pairs(rows, {"Command"}, {name: file.as_uri() for name, file in records.items()})
-
-
 def document(
     results: Results, decision: Decision | None, groups: Sequence[Group], naming: Naming, generations: Widget
 ) -> Document:
@@ -115,6 +109,9 @@ def document(
     sections = [_section(group, found.beside.get(group.key, ""), picture, naming) for group in groups]
     todo = [] if decision is None else steps(decision, "DIR")
     race = [] if decision is None else race_parts(results, decision, naming.words)
+    records = text.training_records(cells)
+    facts = [*text.environment(results), *((name, str(file)) for name, file in records.items())]
+    environment = Pairs(facts, {"Command"}, {name: file.as_uri() for name, file in records.items()})
     return Document(
         title=text.question(cells),
         lead=in_words(found.headline, naming.words) if groups else "Nothing was run.",
@@ -131,7 +128,7 @@ def document(
             *_sweeps(results, naming),
             *([Section("How the race went", race, folded=True, anchor="race")] if race else []),
             Section("Generations", [generations], folded=True),
-            Section("Environment", [_environment(results)], folded=True),
+            Section("Environment", [environment], folded=True),
             Section("How to read it", [Notes(text.method_notes(results))], folded=True, anchor="reading"),
         ],
     )

@@ -127,7 +127,8 @@ def _headline_entry(
     cell: ResultCell, speedup: Speedup | None, drawn: Callable[[Speedup], Bar | None], *, named: bool
 ) -> Entry:
     if speedup is None or speedup.value is None:
-        return _other_engine_entry(cell)
+        over = None if cell.engine else over_fastest_engine(cell)
+        return speed_entry(over, judged=False, against=over.baseline, detail="includes the engine") if over else Entry()
     details = [detail for detail in (_by_task(cell, speedup.spread), length_detail(speedup)) if detail]
     lost = cell.left is not None and cell.left.lost and cell.left.rival is not None
     is_open = speedup.verdict.word == statistics.INCONCLUSIVE and speedup.verdict.reason is None
@@ -139,13 +140,6 @@ def _headline_entry(
         detail="; ".join(details) or None,
         bar=None if cell.void else drawn(speedup),
     )
-
-
-def _other_engine_entry(cell: ResultCell) -> Entry:
-    over = over_fastest_engine(cell)
-    if over is None or cell.engine is not None:
-        return Entry()
-    return speed_entry(over, judged=False, against=over.baseline, detail="includes the engine")
 
 
 def _by_task(cell: ResultCell, spread: Spread | None) -> str | None:

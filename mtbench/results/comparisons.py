@@ -94,13 +94,8 @@ def by_reading(cell: ResultCell) -> list[tuple[str, str, str]]:
 
 def over_fastest_engine(cell: ResultCell) -> Speedup | None:
     """Return the speedup over the fastest reference on another engine: the lowest ratio."""
-    lowest = None
-    for speedup in cell.speedup:
-        if not speedup.includes_engine or speedup.value is None:
-            continue
-        if lowest is None or lowest.value is None or speedup.value < lowest.value:
-            lowest = speedup
-    return lowest
+    measured = (speedup for speedup in cell.speedup if speedup.includes_engine and speedup.value is not None)
+    return min(measured, key=lambda speedup: speedup.value or 0.0, default=None)
 
 
 def compare(
@@ -350,10 +345,8 @@ def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellD
         and other.cell.engine == cell.engine
         and other.cell.on in (baseline.cell.on, cell.on)
     ]
-    if not plain:
-        return None
-    chosen = min(plain, key=lambda other: other.cell.on != baseline.cell.on)
-    if chosen.error:
+    chosen = min(plain, key=lambda other: other.cell.on != baseline.cell.on, default=None)
+    if chosen is None or chosen.error:
         return None
     return PlainSpeedup(arm=chosen.cell.arm, **dict(Estimate.of(wall_ratio(chosen, baseline))))
 

@@ -113,8 +113,5 @@ def _side_by_side(case: Case, first: int) -> Table:
 
 
 def _compared(found: Audit) -> model.Pairs:
-    rows = []
-    for place, pair in enumerate(found.pairs, start=1):
-        compared = f"A: {pair.a}; B: {pair.b}; {pair.items} items of {pair.suite}; noise {pair.noise:.2g}"
-        rows.append((f"Pair {place}", compared))
-    return model.Pairs(rows)
+    pairs = (f"A: {of.a}; B: {of.b}; {of.items} items of {of.suite}; noise {of.noise:.2g}" for of in found.pairs)
+    return model.Pairs([(f"Pair {place}", pair) for place, pair in enumerate(pairs, start=1)])

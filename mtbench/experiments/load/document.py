@@ -9,7 +9,6 @@ from mtbench.document.model import Beside, Block, Document, Entry, Notes, Pairs,
 from mtbench.experiments.load.figures import draw
 from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan
 from mtbench.experiments.load.planning import started_at
-from mtbench.experiments.load.request import Limits
 from mtbench.records import cleaned
 from mtbench.report.phrases import shown_verdict
 from mtbench.report.text import quota
@@ -33,6 +32,7 @@ COMPARED = [
     ("goodput", "the arm's goodput over the other's"),
     ("accuracy, points", "the arm's accuracy less the other's, on the items that both answered"),
 ]
+LIMITS = {"ttft": "first token", "tpot": "later token", "e2e": "whole request"}
 BRIEF_TURNS = ("goodput", "TTFT p95", "cached", "TPOT p95", "answered")
 WAITS = " A later turn is sent when the turn before is answered and its think time is over."
 BRIEF = ("goodput", "answered", "correct goodput", "accuracy", "TTFT p95", "TPOT p95", "whole p95")
@@ -95,9 +95,11 @@ def subject(load: Load) -> str:
     """Return what was done, as a sentence."""
     arrivals = "Poisson arrivals" if load.request.poisson else "constant gaps"
     how = f"request rates with {arrivals}" if load.request.request_rate else "fixed concurrency"
+    limits = listed(f"{LIMITS[name]} {seconds(limit)}" for name, limit in load.request.slo.items())
+    good = f"Limits: {limits}." if limits else "No limits are set: every answer is good."
     return (
         f"{load.request.suite}: {counted(len(load.arms), 'arm')} under {how}, sent by {load.client.name} "
-        f"{load.client.version}. {_limits(load.request.slo)}"
+        f"{load.client.version}. {good}"
     )
 
 
@@ -162,12 +164,6 @@ def _levels(load: Load) -> list[float]:
 def _level(load: Load, level: float) -> str:
     noun = load.unit if level == 1 else f"{load.unit}s"
     return f"{level:g} {noun} {'per second' if load.request.request_rate else 'at a time'}"
-
-
-def _limits(slo: Limits) -> str:
-    names = {"ttft": "first token", "tpot": "later token", "e2e": "whole request"}
-    limits = [f"{names[name]} {seconds(limit)}" for name, limit in slo.items()]
-    return f"Limits: {listed(limits)}." if limits else "No limits are set: every answer is good."
 
 
 def _servers(load: Load) -> Table:

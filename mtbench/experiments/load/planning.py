@@ -35,7 +35,7 @@ def plan(request: LoadRequest) -> LoadPlan:
     chosen = [
         ArmPlan(
             name=_name(arm),
-            method=_served(arm),
+            method=f"{arm.method}:{','.join([*_changed(arm), f'on={arm.on}', f'engine={arm.engine}'])}",
             engine=arm.engine if is_served(arm.engine) else None,
             engine_options=[*arm.settings],
         )
@@ -133,11 +133,6 @@ def _name(arm: Arm) -> str:
     if arm.engine != ENGINES[0]:
         options.append(f"engine={with_options(arm.engine, arm.settings)}")
     return f"{arm.method}{':' if options else ''}{','.join(options)}"
-
-
-def _served(arm: Arm) -> str:
-    """Return the arm as `mtbench serve --method` reads it."""
-    return f"{arm.method}:{','.join([*_changed(arm), f'on={arm.on}', f'engine={arm.engine}'])}"
 
 
 def started_at(request: LoadRequest, level: float) -> int:
