@@ -22,14 +22,7 @@ from mtbench.document.model import Entry, Row, Table
 from mtbench.report.arm_table import Column, Notes, arm_row, failure, table_of
 from mtbench.report.phrases import shown_verdict, speed_entry
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
-from mtbench.results.figure_formats import (
-    Percentiles,
-    RangeFigures,
-    RequestLatency,
-    Speedup,
-    TaskFigures,
-    TaskSpeedup,
-)
+from mtbench.results.figure_formats import Percentiles, RangeFigures, RequestLatency, Speedup, TaskFigures, TaskSpeedup
 from mtbench.results.format import ResultCell
 
 POSITIONS_SHOWN = 6

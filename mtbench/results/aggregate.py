@@ -43,14 +43,7 @@ from mtbench.results.flags import (
     scoring_flags,
     void_reasons_of,
 )
-from mtbench.results.format import (
-    SCHEMA_VERSION,
-    ResultCell,
-    ResultEnvironment,
-    Results,
-    StatisticsInfo,
-    Status,
-)
+from mtbench.results.format import SCHEMA_VERSION, ResultCell, ResultEnvironment, Results, StatisticsInfo, Status
 from mtbench.results.lossless_format import JUDGE, Lossless
 from mtbench.results.publication import Ran, published
 from mtbench.results.publication import compare as compare_published

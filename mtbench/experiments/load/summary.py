@@ -18,15 +18,7 @@ from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import counted
 from mtbench.experiments.load.aiperf import FACTS
-from mtbench.experiments.load.format import (
-    Comparison,
-    Latency,
-    Load,
-    LoadCell,
-    LoadPlan,
-    PointLine,
-    RequestLine,
-)
+from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan, PointLine, RequestLine
 from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import Scores, read_points, read_scores, read_servers
 from mtbench.hardware import machine
