@@ -93,9 +93,7 @@ def write_report(run: Run, results: Results) -> Path:
         table = replace(group.main.only(range(last + 1)), caption=caption)
         notes = [f"{listed(text.facts(group.cells))}.", "95% intervals in brackets.", f"{group.note}."]
         run.directory.write_text(f"tables/{group.slug}.tex", latex(table, group.slug, notes))
-    shown = document(
-        results, None if decision is None else cleaned(decision), groups, naming, _viewer(run, results, naming)
-    )
+    shown = document(results, decision and cleaned(decision), groups, naming, _viewer(run, results, naming))
     return write(run.directory.path, "report", shown)
 
 

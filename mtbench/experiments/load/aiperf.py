@@ -26,7 +26,7 @@ from mtbench.experiments.load.planning import started_at
 from mtbench.experiments.load.servers import Running
 from mtbench.files import cache_home
 from mtbench.programs import environments, processes
-from mtbench.programs.environments import Note, installed
+from mtbench.programs.environments import Note, Pip, installed
 
 NAME, VERSION = "aiperf", "0.13.0"
 LABEL = f"{NAME} {VERSION}"
@@ -109,7 +109,7 @@ class Client:
                 f"{LABEL} is not installed in {folder} and --offline forbids to download it; run the command once "
                 "without --offline."
             )
-        return installed(folder, LABEL, "", lambda pip: pip("install", f"{NAME}=={VERSION}"), note)
+        return installed(folder, LABEL, "", _install, note)
 
     def command(self, python: Path, sending: Sending, folder: Path) -> list[str]:
         """Write the prompts and return the command line."""
@@ -182,6 +182,10 @@ def read(sending: Sending, folder: Path) -> list[RequestLine]:
         )
         for position, item in enumerate(items)
     ]
+
+
+def _install(pip: Pip) -> None:
+    pip("install", f"{NAME}=={VERSION}")
 
 
 def write_prompts(sending: Sending, folder: Path) -> None:

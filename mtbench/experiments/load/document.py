@@ -137,11 +137,11 @@ def _entries(cell: LoadCell) -> list[Entry]:
 
 
 def _compared(comparison: Comparison) -> list[Entry]:
-    accuracy = comparison.accuracy_verdict
+    accuracy = None if comparison.accuracy_verdict is None else shown_verdict(comparison.accuracy_verdict)
     return [
         replace(Entry.of(comparison.speedup), verdict=shown_verdict(comparison.speed_verdict)),
         replace(Entry.of(comparison.goodput_ratio), verdict=shown_verdict(comparison.goodput_verdict)),
-        replace(Entry.of(comparison.accuracy_difference, 100, 1), verdict=accuracy and shown_verdict(accuracy)),
+        replace(Entry.of(comparison.accuracy_difference, 100, 1), verdict=accuracy),
     ]
 
 
@@ -150,7 +150,8 @@ def _percentiles(latency: Latency) -> Entry:
     if latency.p95.value is None:
         return Entry()
     others = f"p50 {seconds(latency.p50.value)}, p99 {seconds(latency.p99.value)}"
-    return Entry(seconds(latency.p95.value), limits and f"[{seconds(limits[0])}, {seconds(limits[1])}]", detail=others)
+    ends = f"[{seconds(limits[0])}, {seconds(limits[1])}]" if limits else None
+    return Entry(seconds(latency.p95.value), ends, detail=others)
 
 
 def _cells(load: Load, level: float) -> list[LoadCell]:
