@@ -159,7 +159,6 @@ def read(directory: str | Path) -> Results:
 
 
 def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[Job[Any, Any], Any]:
-    """Carry out an experiment; return its job and findings."""
     choose_waiting()
     request, session = records_of(name)
     options, of_call = _sorted_out(name, given, request, session)

@@ -42,16 +42,12 @@ class Scene:
     note: str = ""  # printed in every figure, since figures leave the page: its source, and that it is a demonstration
     names: Mapping[str, str] = field(default_factory=dict)  # arm -> its readable name; without one its id
 
-    def label(self, cell: ResultCell, longest: int) -> str:
-        """Return the name of an arm in a figure, with its number, cut at about `longest` letters."""
-        return plots.label(self.numbers[cell.arm], self.name(cell.arm), longest, void=bool(cell.void))
-
     def name(self, arm: str) -> str:
         """Return the readable name of an arm."""
         return self.names.get(arm, arm)
 
     def key(self, cells: Sequence[ResultCell]) -> list[str]:
-        return [self.label(cell, 54) for cell in cells]
+        return [plots.label(self.numbers[c.arm], self.name(c.arm), void=bool(c.void)) for c in cells]
 
     @property
     def baselines(self) -> set[str]:
