@@ -26,7 +26,7 @@ from mtbench.options.fields import argument_of, as_words, fields_of, read_option
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import GenerationLine, Readings, Scores, StoredReading
 from mtbench.plan.run import Run
-from mtbench.records import dump
+from mtbench.records import dump, flat
 from mtbench.results.format import Results as ResultsRecord
 
 NESTED = ("options", "checkpoints", "task", "simulated", "commit_histogram", "unread")  # cell keys that stay objects
@@ -159,7 +159,6 @@ def read(directory: str | Path) -> Results:
 
 
 def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[Job[Any, Any], Any]:
-    """Carry out an experiment; return its job and findings."""
     choose_waiting()
     request, session = records_of(name)
     options, of_call = _sorted_out(name, given, request, session)
@@ -199,19 +198,12 @@ def _row(cell: Mapping[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in cell.items():
         if name == "speedup":
-            row |= _columns(name, value[0] if value else {"value": None, "baseline": None})
+            row |= flat({name: value[0] if value else {"value": None, "baseline": None}})
         elif isinstance(value, dict) and name not in NESTED:
-            row |= _columns(name, value)
+            row |= flat({name: value})
         else:
             row[name] = value
     return row | {"unread": cell.get("unread", {"answers": 0})["answers"] if cell["accuracy"] else None}
-
-
-def _columns(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    columns: dict[str, Any] = {}
-    for name, value in values.items():
-        columns |= _columns(f"{prefix}.{name}", value) if isinstance(value, dict) else {f"{prefix}.{name}": value}
-    return columns
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -8,7 +8,7 @@ the field, the value found and the values allowed. A JSON number stored as an in
 holds a float; nothing else is converted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -115,6 +115,18 @@ M = TypeVar("M", bound=BaseModel)
 def dump(record: BaseModel) -> dict[str, Any]:
     """The JSON object of a record: its keys in the order of the file."""
     return record.model_dump()
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested objects, each under its own name behind those of the objects that it is in.
+
+    >>> flat({"speedup": {"value": 1.5, "verdict": {"word": "faster"}}})
+    {'speedup.value': 1.5, 'speedup.verdict.word': 'faster'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
 
 
 def cleaned(record: M) -> M:

@@ -7,7 +7,6 @@ An experiment is imported when its command runs: it imports torch, which `--help
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,13 @@ from mtbench.hardware.machine import choose_waiting
 def command(name: str) -> typer.Typer:
     """Return the command of an experiment."""
     app = typer.Typer()
-    app.command(name)(_function(name))
-    return app
 
-
-def _function(name: str) -> Callable[..., Any]:
     def run(ctx: typer.Context, **_: Any) -> None:
         carry_out(name, ctx)
 
     run.__doc__ = KINDS[name].help
-    return with_parameters(run, parameters(*records_of(name)))
+    app.command(name)(with_parameters(run, parameters(*records_of(name))))
+    return app
 
 
 def carry_out(name: str, ctx: typer.Context) -> None:

@@ -243,21 +243,10 @@ def _train(options: CheckpointOptions, objective: Any, settings: Any) -> None:
         from mtbench.report.progress import TrainingProgress
         from mtbench.training.train import TrainingRequest, check, train
 
-    request = TrainingRequest(
-        name=options.out.name,
-        objective=objective,
-        settings=settings,
-        base=options.base,
-        data=tuple(options.data),
-        out=options.out,
-        examples=options.examples,
-        teacher=options.teacher,
-        mask_token=options.mask_token,
-        grow_vocabulary=options.grow_vocabulary,
-        chat_template_kwargs=options.chat_template_kwargs,
-        data_dir=None if options.data_dir is None else Path(options.data_dir),
-        offline=options.offline,
-    )
+    shared = CheckpointOptions.model_fields.keys() & TrainingRequest.__dataclass_fields__.keys()
+    given: dict[str, Any] = {name: getattr(options, name) for name in shared}
+    given |= {"data": tuple(options.data), "data_dir": None if options.data_dir is None else Path(options.data_dir)}
+    request = TrainingRequest(name=options.out.name, objective=objective, settings=settings, **given)
     if options.dry_run:
         say(check(request).data.summary)
         return
@@ -265,11 +254,6 @@ def _train(options: CheckpointOptions, objective: Any, settings: Any) -> None:
     _print_path(options.out)
 
 
-def _is_main_process() -> bool:
-    """Return whether this process prints: under `accelerate launch` only the first one does."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def _print_path(path: Path) -> None:
-    if _is_main_process():
+    if os.environ.get("RANK", "0") == "0":  # under `accelerate launch` only the first process prints
         say(path)

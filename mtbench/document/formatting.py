@@ -19,11 +19,18 @@ class Spread(Protocol):
     def ci_high(self) -> float | None: ...
 
 
-def bounds(spread: Spread) -> tuple[float, float] | None:
+class Estimated(Spread, Protocol):
+    """A record with a value and its interval."""
+
+    @property
+    def value(self) -> float | None: ...
+
+
+def bounds(spread: Spread) -> list[float] | None:
     """Return the interval of a record; None if it has none."""
     if spread.ci_low is None or spread.ci_high is None:
         return None
-    return spread.ci_low, spread.ci_high
+    return [spread.ci_low, spread.ci_high]
 
 
 def number(value: float | None, digits: int | None = None) -> str:
@@ -61,10 +68,10 @@ def listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def few(names: Sequence[str]) -> str:
+def few(names: Sequence[str], most: int = MOST_NAMED) -> str:
     """Return the first names, and how many more there are."""
-    others = len(names) - MOST_NAMED
-    return listed(names[:MOST_NAMED]) + (f" and {others:,} more" if others > 0 else "")
+    others = len(names) - most
+    return listed(names[:most]) + (f" and {others:,} more" if others > 0 else "")
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -77,9 +84,9 @@ def points(difference: float | None) -> str:
     return NONE if difference is None else _signed(f"{100 * difference:+.1f}")
 
 
-def times(value: float | None, digits: int | None = None) -> str:
+def times(value: float | None) -> str:
     """Return a factor."""
-    return NONE if value is None else f"×{number(value, digits)}"
+    return NONE if value is None else f"×{number(value)}"
 
 
 def seconds(value: float | None) -> str:

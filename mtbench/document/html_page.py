@@ -63,7 +63,8 @@ def template(name: str, package: str = "mtbench.document") -> Template:
 
 def anchor(section: Section) -> str:
     """Return the id of a section."""
-    return section.anchor or re.sub(r"[^a-z0-9]+", "-", section.heading.lower()).strip("-") or "section"
+    made = re.sub(r"[^a-z0-9]+", "-", section.heading.lower()).strip("-")
+    return section.anchor.replace(".", "-") or made or "section"
 
 
 def inline(figure: Figure) -> Markup:

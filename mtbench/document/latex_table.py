@@ -39,7 +39,7 @@ def _tabular(columns: Sequence[Sequence[Lines]]) -> list[str]:
 
 
 def _entry(entry: Entry) -> Lines:
-    word = entry.judged.text if entry.judged else None
+    word = entry.verdict.text if entry.verdict else None
     verdict = word and (f"{word} (against {entry.against})" if entry.against else word)
     value = f"{entry.value} {entry.interval}" if entry.interval else entry.value
     return [*_wrapped(value), *(_wrapped(verdict) if verdict else [])]

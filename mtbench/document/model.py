@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple
 
-from mtbench.document.formatting import NONE
+from mtbench.document.formatting import NONE, Estimated, bounds, interval, number
 from mtbench.statistics import DISTURBED
 
 Tone = Literal["good", "bad", "plain"]
@@ -51,19 +51,21 @@ class Entry:
 
     value: str = NONE  # empty: the verdict is all
     interval: str | None = None
-    verdict: str | Verdict | None = None
+    verdict: Verdict | None = None
     against: str | None = None  # baseline
     detail: str | None = None  # a second value that belongs to the first
     bar: Bar | None = None  # the interval, drawn
 
-    @property
-    def judged(self) -> Verdict | None:
-        """The verdict with its tone."""
-        return Verdict.of(self.verdict) if isinstance(self.verdict, str) else self.verdict
+    @classmethod
+    def of(cls, found: Estimated | None, scale: float = 1.0, digits: int | None = None) -> "Entry":
+        """Return the entry of a value and its interval, both multiplied by `scale`; without a value that of nothing."""
+        if found is None or found.value is None:
+            return cls()
+        return cls(number(scale * found.value, digits), interval(bounds(found), scale, digits))
 
     @property
     def tone(self) -> Tone:
-        return (self.judged or Verdict.of(self.value)).tone
+        return (self.verdict or Verdict.of(self.value)).tone
 
     @property
     def words(self) -> bool:
@@ -73,11 +75,11 @@ class Entry:
     @property
     def light(self) -> bool:
         """Whether the value is not to be emphasised: it has no interval, or it cannot be trusted."""
-        return self.interval is None or (self.judged is not None and self.judged.word == DISTURBED)
+        return self.interval is None or (self.verdict is not None and self.verdict.word == DISTURBED)
 
     def line(self) -> str:
         """Return the whole entry on one line."""
-        value, verdict = self.value, self.judged
+        value, verdict = self.value, self.verdict
         if self.interval:
             value += f" {self.interval}" if self.interval.startswith("[") else f", {self.interval}"
         if self.detail:

@@ -164,7 +164,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Write the labels (x, y, text, colour) at the ends of lines; labels at the same x are moved so none overlap."""
     scale = axes.figure.dpi / 72
-    floor = axes.get_window_extent().y0 / scale
+    floor, height = axes.get_window_extent().y0 / scale, axes.get_window_extent().height / scale
     heights = axes.transData.transform([(x, y) for x, y, *_ in ends])[:, 1] / scale - floor
     columns: Mapping[float, list[int]] = defaultdict(list)
     for index in sorted(range(len(ends)), key=lambda i: float(heights[i])):
@@ -173,14 +173,15 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
         placed: list[float] = []
         for index in indices:
             placed.append(max(heights[index], placed[-1] + APART) if placed else heights[index])
-        # Move all labels down by their mean displacement, but not below the axis.
-        shift = min((sum(placed) - sum(heights[indices])) / len(placed), max(0.0, placed[0] - APART / 2))
-        for index, height in zip(indices, placed, strict=True):
+        # Move all labels down by their mean displacement, and below the top, but not below the axis.
+        mean = (sum(placed) - sum(heights[indices])) / len(placed)
+        shift = min(max(mean, placed[-1] - height - APART / 2), max(0.0, placed[0] - APART / 2))
+        for index, above_axis in zip(indices, placed, strict=True):
             x, y, text, color = ends[index]
             axes.annotate(
                 text,
                 (x, y),
-                xytext=(8, height - shift - heights[index]),
+                xytext=(8, above_axis - shift - heights[index]),
                 textcoords="offset points",
                 va="center_baseline",
                 fontsize=10.5,

@@ -124,7 +124,7 @@ def _entry(entry: Entry, *, interval: bool) -> RichText:
 
 def _shown_verdict(entry: Entry) -> Verdict | None:
     """Return the verdict; none beside words, which leave no room for the baseline."""
-    return None if entry.words and entry.against else entry.judged
+    return None if entry.words and entry.against else entry.verdict
 
 
 def _room(columns: Sequence[Sequence[RichText]], width: int) -> int:

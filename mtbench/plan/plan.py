@@ -21,7 +21,6 @@ from mtbench.decoding.arms import is_served
 from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.decoding.request import Request
-from mtbench.document.formatting import counted
 from mtbench.evaluation.answer_format import AnswerFormat
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.thinking import Thinking
@@ -402,12 +401,9 @@ class Plan(Record):
         suite, begun = self.suite(group.suite), self._begun(group)
         what, of = ("item", "") if begun == len(group.blocks) else ("conversation", " of conversations")
         items = MIN_BLOCKS * group.batch_size * (1 if group.batching == "static" else REFILLS)
-        blocks, needed = f"{counted(begun, 'block')}{of}", f"{items} {what}s"
-        remedy = f"which takes {needed}; raise `--limit`"
+        remedy = "; raise `--limit`"
         if suite.is_whole(self.request.limit):
             there = sum(item.follows is None for item in suite.items)
-            remedy = f"which takes {needed}, and there are {there}; add prompts, or lower `--batch-size`"
-        return (
-            f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: {blocks}, {MIN_BLOCKS} needed "
-            f"for an interval, {remedy}"
-        )
+            remedy = f", and there are {there}; add prompts, or lower `--batch-size`"
+        found = f"{begun} of {MIN_BLOCKS} blocks{of}; {MIN_BLOCKS} take {items} {what}s{remedy}"
+        return f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: {found}"

@@ -53,19 +53,19 @@ def named(table: Table, names: Mapping[str, str]) -> Table:
         return text and in_words(text, names)
 
     def named_entry(entry: Entry) -> Entry:
-        verdict = entry.judged and entry.judged._replace(reason=in_words(entry.judged.reason, names))
+        verdict = entry.verdict and entry.verdict._replace(reason=in_words(entry.verdict.reason, names))
         return replace(entry, verdict=verdict, against=words(entry.against), detail=words(entry.detail))
 
-    grouped = [replace(row, group=in_words(row.group, names)) for row in table.rows]
     rows = [
         replace(
             row,
             name=names.get(row.name, row.name),
             about=row.name if row.number else "",
+            group=in_words(row.group, names),
             entries=[*map(named_entry, row.entries)],
             notes=[(kind, in_words(text, names)) for kind, text in row.notes],
         )
-        for row in grouped
+        for row in table.rows
     ]
     columns = [(in_words(heading, names), in_words(meaning, names)) for heading, meaning in table.columns]
     brief = [in_words(heading, names) for heading in table.brief]

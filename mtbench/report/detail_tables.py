@@ -22,16 +22,7 @@ from mtbench.document.model import Entry, Row, Table
 from mtbench.report.arm_table import Column, Notes, arm_row, failure, table_of
 from mtbench.report.phrases import shown_verdict, speed_entry
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
-from mtbench.results.figure_formats import (
-    Accuracy,
-    Estimate,
-    Percentiles,
-    RangeFigures,
-    RequestLatency,
-    Speedup,
-    TaskFigures,
-    TaskSpeedup,
-)
+from mtbench.results.figure_formats import Percentiles, RangeFigures, RequestLatency, Speedup, TaskFigures, TaskSpeedup
 from mtbench.results.format import ResultCell
 
 POSITIONS_SHOWN = 6
@@ -104,7 +95,7 @@ def task_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
     whole = [_task_entry(cell, baselines.get(cell.arm)) for cell in shown]
     rows.append(Row(f"all items ({sum(items.values()):,})", whole, tags=tags))
     if any(cell.accuracy_macro for cell in shown):
-        mean = [percent_entry(cell.accuracy_macro) for cell in shown]
+        mean = [Entry.of(cell.accuracy_macro, 100, 1) for cell in shown]
         rows.append(Row(f"mean of the {len(items)}", mean, tags=tags))
     caption = (
         "Speedup, tokens per forward and acceptance rate, and accuracy if the suite is scored; for a baseline, tokens "
@@ -124,14 +115,14 @@ def _task_entry(part: TaskFigures | ResultCell, baseline: str | None) -> Entry:
     speedup = next((s for s in speedups if s.baseline == baseline), None)
     speed = Entry()
     if speedup is not None and speedup.value:
-        speed = speed_entry(speedup, shown_verdict(speedup.verdict, bounds(speedup), brief=True))
+        speed = speed_entry(speedup, brief=True)
     elif part.tokens_per_s.value is not None:
         speed = Entry(f"{number(part.tokens_per_s.value)} tokens/s")
     if part.accuracy is None:
         return replace(speed, detail=listed(details) or None)
     if speed.value != NONE and (speedup is None or speedup.ci_low is not None):
         details.insert(0, speed.value)
-    return replace(percent_entry(part.accuracy), detail=listed(details) or None)
+    return replace(Entry.of(part.accuracy, 100, 1), detail=listed(details) or None)
 
 
 def range_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups, name: str) -> Table:
@@ -139,18 +130,18 @@ def range_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
     columns: list[tuple[str, str, Callable[[RangeFigures], Entry]]] = [
         ("answers", "", lambda p: Entry(count(p.items))),
         ("tokens per forward", "", lambda p: Entry(number(p.tokens_per_forward), interval(p.tokens_per_forward_ci))),
-        ("acceptance rate, %", "accepted guesses over offered ones", lambda p: _estimate(p.acceptance_rate, 100)),
-        ("tokens/s", "tokens per second of wall time, prefill included", lambda p: _estimate(p.tokens_per_s)),
-        ("first token, ms", "time to the first token, mean over blocks", lambda p: _estimate(p.ttft_s, 1e3)),
-        ("later token, ms", "time per token of a request after its first", lambda p: _estimate(p.tpot_s, 1e3)),
-        ("cached, %", "tokens of the prompts that the engine had kept", lambda p: _estimate(p.cached_share, 100)),
+        ("acceptance rate, %", "accepted guesses over offered ones", lambda p: Entry.of(p.acceptance_rate, 100)),
+        ("tokens/s", "tokens per second of wall time, prefill included", lambda p: Entry.of(p.tokens_per_s)),
+        ("first token, ms", "time to the first token, mean over blocks", lambda p: Entry.of(p.ttft_s, 1e3)),
+        ("later token, ms", "time per token of a request after its first", lambda p: Entry.of(p.tpot_s, 1e3)),
+        ("cached, %", "tokens of the prompts that the engine had kept", lambda p: Entry.of(p.cached_share, 100)),
     ]
     rows = []
     for cell in (cell for cell in cells if cell.status != "failed"):
         baseline = own.headline[cell.arm].baseline if cell.arm in own.headline else None
         for part in getattr(cell, name):
             over = [s for s in part.speedup if s.baseline == baseline]
-            speedups = [speed_entry(s, shown_verdict(s.verdict, bounds(s), brief=True)) for s in over]
+            speedups = [speed_entry(s, brief=True) for s in over]
             row = arm_row(cell, numbers, [*(entry(part) for *_, entry in columns), *(speedups or [Entry()])])
             rows.append(replace(row, name=part.part, number=None, group=f"{numbers[cell.arm]}. {cell.arm}"))
     headings = [*((heading, meaning) for heading, meaning, _ in columns), ("speedup", "as in the main table")]
@@ -158,23 +149,10 @@ def range_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
     return Table(headings, rows, of={"turns": "turn", "contexts": "prompt tokens"}[name], caption=caption).filled()
 
 
-def _estimate(estimate: Estimate, scale: float = 1.0) -> Entry:
-    return Entry(number(estimate.value and estimate.value * scale), interval(bounds(estimate), scale))
-
-
-def percent_entry(accuracy: Accuracy | None) -> Entry:
-    """Return an accuracy in percent, with its interval."""
-    if accuracy is None or accuracy.value is None:
-        return Entry()
-    return Entry(percent(accuracy.value), interval(bounds(accuracy), 100, 1))
-
-
 def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
     """Return the acceptance of the arms that guess."""
-    acceptances = {cell.arm: cell.acceptance for cell in cells if cell.acceptance is not None}
-    figures = {
-        arm: measured for arm, measured in acceptances.items() if measured.length is not None and measured.offered != 0
-    }
+    measured = ((cell.arm, cell.acceptance) for cell in cells if cell.acceptance is not None)
+    figures = {arm: found for arm, found in measured if found.length is not None and found.offered != 0}
 
     def notes(cell: ResultCell) -> Notes:
         who = figures[cell.arm].reported_by
@@ -220,7 +198,7 @@ def speed_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Ow
         Column(
             "tokens/s",
             "tokens per second of wall time, prefill included",
-            lambda cell: _estimate(cell.tokens_per_s),
+            lambda cell: Entry.of(cell.tokens_per_s),
         ),
         Column(
             "speedup, same checkpoint",
@@ -256,8 +234,7 @@ def _speedup_entry(speedup: Speedup | None) -> Entry:
     detail, plain = length_detail(speedup), speedup.plain
     if speedup.includes_engine:
         detail = f"plain {plain.arm} {times(plain.value)}" if plain and bounds(plain) else None
-    verdict = shown_verdict(speedup.verdict, bounds(speedup))
-    return speed_entry(speedup, verdict, against=speedup.baseline, detail=detail)
+    return speed_entry(speedup, against=speedup.baseline, detail=detail)
 
 
 def length_detail(speedup: Speedup) -> str | None:

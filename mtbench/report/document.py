@@ -93,16 +93,8 @@ def write_report(run: Run, results: Results) -> Path:
         table = replace(group.main.only(range(last + 1)), caption=caption)
         notes = [f"{listed(text.facts(group.cells))}.", "95% intervals in brackets.", f"{group.note}."]
         run.directory.write_text(f"tables/{group.slug}.tex", latex(table, group.slug, notes))
-    shown = document(
-        results, None if decision is None else cleaned(decision), groups, naming, _viewer(run, results, naming)
-    )
+    shown = document(results, decision and cleaned(decision), groups, naming, _viewer(run, results, naming))
     return write(run.directory.path, "report", shown)
-
-
-def _environment(results: Results) -> Pairs:
-    records = text.training_records(results.cells)
-    rows = [*text.environment(results), *((name, str(file)) for name, file in records.items())]
-    return Pairs(rows, {"Command"}, {name: file.as_uri() for name, file in records.items()})
 
 
 def document(
@@ -115,6 +107,9 @@ def document(
     sections = [_section(group, found.beside.get(group.key, ""), picture, naming) for group in groups]
     todo = [] if decision is None else steps(decision, "DIR")
     race = [] if decision is None else race_parts(results, decision, naming.words)
+    records = text.training_records(cells)
+    facts = [*text.environment(results), *((name, str(file)) for name, file in records.items())]
+    environment = Pairs(facts, {"Command"}, {name: file.as_uri() for name, file in records.items()})
     return Document(
         title=text.question(cells),
         lead=in_words(found.headline, naming.words) if groups else "Nothing was run.",
@@ -131,7 +126,7 @@ def document(
             *_sweeps(results, naming),
             *([Section("How the race went", race, folded=True, anchor="race")] if race else []),
             Section("Generations", [generations], folded=True),
-            Section("Environment", [_environment(results)], folded=True),
+            Section("Environment", [environment], folded=True),
             Section("How to read it", [Notes(text.method_notes(results))], folded=True, anchor="reading"),
         ],
     )
@@ -156,7 +151,7 @@ def _section(group: Group, own: str, picture: Figure | None, naming: Naming) -> 
     drawn = [figure for figure in group.figures if figure is not picture]
     blocks += [Part("Remarks", marked)] if marked else []
     blocks += [Part("Figures", [Beside(drawn)])] if drawn else []
-    return Section(group.place, blocks, anchor=_anchor(group.slug), link=group.place.replace("batch size", "batch"))
+    return Section(group.place, blocks, anchor=group.slug, link=group.place.replace("batch size", "batch"))
 
 
 def _groups(results: Results, naming: Naming) -> list[Group]:
@@ -202,10 +197,6 @@ def _viewer(run: Run, results: Results, naming: Naming) -> Widget:
     return Widget(template("viewer.html.j2", "mtbench.report").render(viewer=data, most_items=ITEMS), script, style)
 
 
-def _anchor(slug: str) -> str:
-    return slug.replace(".", "-")
-
-
 def _sweeps(results: Results, naming: Naming) -> list[Section]:
     """Return a section for each suite and way of batching that ran at enough batch sizes.
 
@@ -225,7 +216,7 @@ def _sweeps(results: Results, naming: Naming) -> list[Section]:
         scene = figures.Scene(cells, naming.numbers, {}, source(cells, results), naming.words)
         drawing = figures.sweep(scene, [e for e in swept if roles[e.arm] == roles[e.baseline]] or swept, slug)
         sentences = Points(naming.texts([over_batch_sizes(entry) for entry in swept]))
-        sections.append(Section(heading, [sentences, Beside([drawing])], anchor=_anchor(slug)))
+        sections.append(Section(heading, [sentences, Beside([drawing])], anchor=slug))
     return sections
 
 

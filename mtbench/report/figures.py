@@ -42,16 +42,12 @@ class Scene:
     note: str = ""  # printed in every figure, since figures leave the page: its source, and that it is a demonstration
     names: Mapping[str, str] = field(default_factory=dict)  # arm -> its readable name; without one its id
 
-    def label(self, cell: ResultCell, longest: int) -> str:
-        """Return the name of an arm in a figure, with its number, cut at about `longest` letters."""
-        return plots.label(self.numbers[cell.arm], self.name(cell.arm), longest, void=bool(cell.void))
-
     def name(self, arm: str) -> str:
         """Return the readable name of an arm."""
         return self.names.get(arm, arm)
 
     def key(self, cells: Sequence[ResultCell]) -> list[str]:
-        return [self.label(cell, 54) for cell in cells]
+        return [plots.label(self.numbers[c.arm], self.name(c.arm), void=bool(c.void)) for c in cells]
 
     @property
     def baselines(self) -> set[str]:
@@ -125,8 +121,7 @@ def _arm_text(axes: Axes, row: int, scene: Scene, cell: ResultCell, plot: float)
 
 def _interval(axes: Axes, row: int, cell: ResultCell, speedup: Speedup) -> None:
     """Draw a speedup and its interval: a cross if the arm is void, filled if it is faster by its verdict."""
-    limits = bounds(speedup)
-    if limits is not None and min(limits) > 0:
+    if (limits := bounds(speedup)) and min(limits) > 0:
         plots.whisker(axes, row, limits, flat=True, lw=2, solid_capstyle="butt")
     if cell.void:
         axes.plot([speedup.value or 1.0], [row], "x", color=MUTED, ms=7, mew=1.6, zorder=4)
@@ -136,12 +131,12 @@ def _interval(axes: Axes, row: int, cell: ResultCell, speedup: Speedup) -> None:
     axes.plot([speedup.value or 1.0], [row], "o", ms=7, mew=1.6, mec=edge, mfc=fill, zorder=4)
 
 
-def _in_words(speedup: Point, digits: int | None = None) -> str:
+def _in_words(speedup: Point) -> str:
     """Return a speedup with its interval, where measurements suffice for a verdict; or an acceptance length."""
-    ends = interval(bounds(speedup), digits=digits)
+    ends = interval(bounds(speedup))
     if isinstance(speedup, AcceptancePart):
         return f"{number(speedup.value)} {ends or ''}".rstrip()
-    return "no verdict" if ends is None or speedup.verdict.reason else f"{times(speedup.value, digits)} {ends}"
+    return "no verdict" if ends is None or speedup.verdict.reason else f"{times(speedup.value)} {ends}"
 
 
 def _frontier(scene: Scene) -> Figure | None:
@@ -167,7 +162,8 @@ def _frontier(scene: Scene) -> Figure | None:
         mark = {"boxstyle": f"{'square' if baseline else 'circle'},pad=0.2", "facecolor": color, "lw": 0}
         number_ = str(scene.numbers[cell.arm])
         axes.text(x, y, number_, ha="center", va="center", fontsize=9, color=PAPER, bbox=mark, zorder=4)
-    best = _undominated([(x, y) for cell, x, y in points if not cell.void])
+    sound = [(x, y) for cell, x, y in points if not cell.void]
+    best = sorted(p for p in sound if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in sound))
     if len(best) > 1:
         axes.plot(*zip(*best, strict=True), color=ACCENT, lw=1, ls=(0, (4, 3)), alpha=0.7, zorder=1)
     low, high = _range([b for span in accuracies for b in span] + [y for _, _, y in points])
@@ -188,10 +184,6 @@ def _frontier(scene: Scene) -> Figure | None:
         "arms that no other arm beats in both (by their estimates; intervals may overlap).",
         alt=f"Scatter plot of accuracy over tokens per second: {'; '.join(texts)}.",
     )
-
-
-def _undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    return sorted(p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points))
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -226,7 +218,7 @@ def _panels(scene: Scene, every: Panels, title: str, subtitle: str, **given: str
     if not panels:
         return None
     key = scene.key([cell for cell in scene.cells if any(cell.arm in curves for curves in panels.values())])
-    figure, _ = plots.canvas(title, subtitle, 150, key, panels=len(panels), right=24)
+    figure, _ = plots.canvas(title, subtitle, max(150, plots.APART * len(key)), key, panels=len(panels), right=24)
     for axes, (label, curves) in zip(figure.axes, panels.items(), strict=True):
         parts = list(dict.fromkeys(part for of in sorted(curves.values(), key=len, reverse=True) for part in of))
         placed = [(arm, {parts.index(part): point for part, point in of.items()}) for arm, of in curves.items()]
@@ -247,7 +239,7 @@ def sweep(scene: Scene, entries: Sequence[BreakEven], name: str) -> Figure:
     ticks = {size: str(size) for size in sorted({size for entry in entries for size in entry.swept})}
     with plots.style():
         key = [plots.label(scene.numbers[arm], scene.name(arm)) for arm in dict.fromkeys(e.arm for e in entries)]
-        figure, axes = plots.canvas(title, subtitle, 220, key)
+        figure, axes = plots.canvas(title, subtitle, max(220, plots.APART * len(key)), key)
         axes.set_xscale("log", base=2)
         axes.set_xlim(min(ticks) / 1.2, max(ticks) * 1.35)
         by_size = {e.arm: sorted((c.batch_size, c.speedup) for c in scene.cells if c.arm == e.arm) for e in entries}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+from mtbench.measure.lossless_check import first_difference
 from mtbench.models import gguf
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, locate
 from mtbench.models.token_text import INCOMPLETE, exact_text, special_ids
@@ -236,9 +237,8 @@ def _against(item: str, cell: ResultCell, line: GenerationLine, generations: _Ge
     other = generations.lines[cells[0]].get(item) if cells else None
     if baseline is None or other is None:
         return None
-    if line.token_ids == other.token_ids:
-        return Against(arm=generations.names[baseline], same=None)
-    return Against(arm=generations.names[baseline], same=_same(line.token_ids, other.token_ids))
+    same = None if line.token_ids == other.token_ids else first_difference(line.token_ids, other.token_ids)
+    return Against(arm=generations.names[baseline], same=same)
 
 
 def _baseline(cell: ResultCell, own: OwnSpeedups) -> str | None:
@@ -261,11 +261,6 @@ def _place(pieces: Sequence[str], special: Sequence[int], letters: int, *, stop:
 
 def _source(cell: ResultCell) -> str:
     return cell.checkpoints[cell.on]
-
-
-def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    pairs = zip(ours, theirs, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
 def _sound(text: str) -> str:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from mtbench import statistics
 from mtbench.document.formatting import NONE, bounds, count, counted, interval, number
-from mtbench.document.model import Bar, Entry, Table
+from mtbench.document.model import Bar, Entry, Table, Verdict
 from mtbench.report.arm_table import Column, Notes, table_of
-from mtbench.report.detail_tables import length_detail, percent_entry
+from mtbench.report.detail_tables import length_detail
 from mtbench.report.phrases import (
     REPEATED_FLAG,
     falling_acceptance,
@@ -15,7 +16,6 @@ from mtbench.report.phrases import (
     grade_note,
     shown_verdict,
     speed_entry,
-    speed_verdict,
     spread_over_tasks,
     ungraded,
 )
@@ -115,7 +115,7 @@ def _bars(speedups: Sequence[Speedup]) -> Callable[[Speedup], Bar | None]:
 
 def _share_entry(share: Accuracy | None, compared: Sequence[AccuracyComparison], own: Speedup | None) -> Entry:
     """Return an accuracy or the share of valid answers, with the verdict against the arm's baseline if there is one."""
-    entry = percent_entry(share)
+    entry = Entry.of(share, 100, 1)
     verdicts = {comparison.baseline: shown_verdict(comparison.verdict, brief=True) for comparison in compared}
     if share is None or share.value is None or not verdicts:
         return entry
@@ -127,22 +127,19 @@ def _headline_entry(
     cell: ResultCell, speedup: Speedup | None, drawn: Callable[[Speedup], Bar | None], *, named: bool
 ) -> Entry:
     if speedup is None or speedup.value is None:
-        return _other_engine_entry(cell)
+        over = None if cell.engine else over_fastest_engine(cell)
+        return speed_entry(over, judged=False, against=over.baseline, detail="includes the engine") if over else Entry()
     details = [detail for detail in (_by_task(cell, speedup.spread), length_detail(speedup)) if detail]
+    lost = cell.left is not None and cell.left.lost and cell.left.rival is not None
+    is_open = speedup.verdict.word == statistics.INCONCLUSIVE and speedup.verdict.reason is None
     return speed_entry(
         speedup,
-        speed_verdict(cell, speedup),
+        brief=True,
+        judged=not (lost and is_open),  # else its note has more
         against=speedup.baseline if named else None,
         detail="; ".join(details) or None,
         bar=None if cell.void else drawn(speedup),
     )
-
-
-def _other_engine_entry(cell: ResultCell) -> Entry:
-    over = over_fastest_engine(cell)
-    if over is None or cell.engine is not None:
-        return Entry()
-    return speed_entry(over, None, against=over.baseline, detail="includes the engine")
 
 
 def _by_task(cell: ResultCell, spread: Spread | None) -> str | None:
@@ -159,7 +156,7 @@ def _lossless_entry(cell: ResultCell) -> Entry:
     if cell.other_tokens:
         return Entry(ungraded(cell), against=graded.against, detail=f"{same}{floor}")
     if cell.claims != "lossless":  # compared with an equivalent arm, which is lossy too
-        return Entry("lossy by design", None, graded.grade, graded.against, f"{same}{floor}")
+        return Entry("lossy by design", None, Verdict.of(graded.grade), graded.against, f"{same}{floor}")
     return Entry(graded.grade, against=graded.against, detail=f"{same}{floor}")
 
 

@@ -12,7 +12,7 @@ from mtbench.models.families import FAMILIES, PART, RANDOM, short_name
 from mtbench.plan.plan import OTHER_RULE
 from mtbench.results.comparisons import by_reading
 from mtbench.results.decision_text import EPSILON_NEEDS, TOO_CLOSE
-from mtbench.results.figure_formats import Alone, NeededItems, SameItems, Speedup, Spread, TaskSpeedup, Verdict
+from mtbench.results.figure_formats import Alone, NeededItems, SameItems, Spread, TaskSpeedup, Verdict
 from mtbench.results.format import ResultCell
 from mtbench.results.lossless_format import JUDGE, Lossless
 
@@ -140,20 +140,16 @@ def _needs(needed: NeededItems) -> str:
     return f"needs n ≈ {needed.n} {'at the observed difference' if needed.observed else 'if the true difference is 0'}"
 
 
-def speed_entry(speedup: TaskSpeedup, verdict: model.Verdict | str | None, **given: Any) -> model.Entry:
-    """Return a speedup, its interval and verdict; without an interval what it lacks. given: the rest of the entry."""
-    ends, reason = interval(bounds(speedup)), speedup.verdict.reason
+def speed_entry(speedup: TaskSpeedup, *, brief: bool = False, judged: bool = True, **given: Any) -> model.Entry:
+    """Return a speedup, its interval and, if `judged`, its verdict; without an interval what it lacks.
+
+    given: the rest of the entry.
+    """
+    ends, reason = bounds(speedup), speedup.verdict.reason
     if ends is None:
         return model.Entry(NONE if reason is None else reason.text, against=given.get("against"))
-    return model.Entry(times(speedup.value), ends, verdict, **given)
-
-
-def speed_verdict(cell: ResultCell, speedup: Speedup) -> model.Verdict | None:
-    """Return the verdict on a speedup. None where it is open and the arm has lost a race: its note has more."""
-    verdict = speedup.verdict
-    lost = cell.left is not None and cell.left.lost and cell.left.rival is not None
-    is_open = verdict.word == statistics.INCONCLUSIVE and verdict.reason is None
-    return None if lost and is_open else shown_verdict(verdict, bounds(speedup), brief=True)
+    verdict = shown_verdict(speedup.verdict, ends, brief=brief) if judged else None
+    return model.Entry(times(speedup.value), interval(ends), verdict, **given)
 
 
 def falling_acceptance(cell: ResultCell) -> list[str]:

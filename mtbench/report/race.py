@@ -21,12 +21,14 @@ def race_parts(results: Results, decision: Decision, names: Mapping[str, str]) -
     """Return the parts of the section, with readable names of arms."""
 
     def part(heading: str, text: str = "", rows: Sequence[tuple[str, str]] = ()) -> Part:
-        """Return a sentence and rows of a name and a text."""
         named = [(in_words(name, names), in_words(words, names)) for name, words in rows]
         blocks = [Text(in_words(text, names))] if text else []
         return Part(heading, [*blocks, *([Pairs(named)] if named else [])], folded=False)
 
-    parts = [part("What was asked", rows=_request_rows(decision))]
+    limits = [f"{LIMITS.get(name, name)} at most {seconds(limit)}" for name, limit in decision.slo_s.items()]
+    asked = [("Accepted loss of accuracy, in points", f"{decision.max_loss:g}")]
+    asked += [("Limits", f"{listed(limits)}, for 95 % of the requests or commits")] if limits else []
+    parts = [part("What was asked", rows=asked)]
     parts += [part(*_left(looks, results.cells, decision)) for looks in decision.looks]
     parts.append(part("What it took", _spent(decision)))
     not_run = {cell.left.reason for cell in results.cells if cell.left is not None and cell.left.unraced}  # in one line
@@ -72,12 +74,6 @@ def _speed(schedule: Schedule, slow: Sequence[int]) -> str:
     at = listed(f"{value} {ends} at {size}" for size, value, ends in speeds)
     speed = f"measured where the answers change and one below, it has {at} of the speed of the chosen arm's own server"
     return f"{speed}; it stalls at batch size {listed(slow)}, so do not use it" if slow else speed
-
-
-def _request_rows(decision: Decision) -> Rows:
-    limits = [f"{LIMITS.get(name, name)} at most {seconds(limit)}" for name, limit in decision.slo_s.items()]
-    rows = [("Accepted loss of accuracy, in points", f"{decision.max_loss:g}")]
-    return rows + ([("Limits", f"{listed(limits)}, for 95 % of the requests or commits")] if limits else [])
 
 
 def _left(looks: Looks, cells: Sequence[ResultCell], decision: Decision) -> tuple[str, str, Rows]:

@@ -163,13 +163,9 @@ def _checkpoints_text(cells: Sequence[ResultCell]) -> str:
     for cell in cells:
         for role, source in cell.checkpoints.items():
             name = role if is_overridden(cell.family, role, source) else f"{cell.family} {role}"
-            sources[name] = _tail(source)
+            parts = Path(source).parts
+            sources[name] = source if len(parts) <= 2 else f"…/{'/'.join(parts[-2:])}"
     return "; ".join(f"{name}: {source}" for name, source in sources.items())
-
-
-def _tail(source: str) -> str:
-    parts = Path(source).parts
-    return source if len(parts) <= 2 else f"…/{'/'.join(parts[-2:])}"
 
 
 def method_notes(results: Results) -> list[tuple[str, str]]:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 from mtbench import statistics
 from mtbench.decoding.arms import is_served
+from mtbench.document.formatting import bounds
 from mtbench.models.thinking import Thinking
 from mtbench.plan.formats import TimingLine
-from mtbench.results.comparisons import bounds
 from mtbench.results.figure_formats import AcceptanceFigures, AcceptancePart, Estimate
 from mtbench.results.parts import context_part
 from mtbench.results.samples import CellData, add

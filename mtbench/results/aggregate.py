@@ -43,14 +43,7 @@ from mtbench.results.flags import (
     scoring_flags,
     void_reasons_of,
 )
-from mtbench.results.format import (
-    SCHEMA_VERSION,
-    ResultCell,
-    ResultEnvironment,
-    Results,
-    StatisticsInfo,
-    Status,
-)
+from mtbench.results.format import SCHEMA_VERSION, ResultCell, ResultEnvironment, Results, StatisticsInfo, Status
 from mtbench.results.lossless_format import JUDGE, Lossless
 from mtbench.results.publication import Ran, published
 from mtbench.results.publication import compare as compare_published
@@ -197,7 +190,9 @@ def _cell(
 ) -> ResultCell:
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, of_arm = summarize(data, suite.metric), _of_arm(stored, cell.suite, cell.arm)
-    finish, cost = _finish(data), _cost(stored.price_per_hour, summary.tokens_per_s.value)
+    ends = Counter(line.finish_reason for line in data.lines.values())
+    finish = Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
+    cost = _cost(stored.price_per_hour, summary.tokens_per_s.value)
     prepared = [line for line in stored.preparation if line.cell == cell.cell]
     cached, divided = prefix_cache(data.cache) if cell.prefix_cache else None, acceptance.divided(data, suite.thinking)
     beside = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
@@ -273,12 +268,6 @@ def _cost(price_per_hour: float | None, tokens_per_s: float | None) -> dict[str,
     if not price_per_hour or not tokens_per_s:
         return {}
     return {"cost_per_million": price_per_hour / 3600 / tokens_per_s * 1_000_000}
-
-
-def _finish(data: CellData) -> Finish:
-    """Return how many answers ended for which reason."""
-    ends = Counter(line.finish_reason for line in data.lines.values())
-    return Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
 
 
 def _counts(data: CellData) -> dict[str, Any]:

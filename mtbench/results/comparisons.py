@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
+from mtbench.document.formatting import bounds
 from mtbench.plan.plan import Batching
 from mtbench.results import samples, speed_factors, verdicts
 from mtbench.results.figure_formats import (
@@ -93,13 +94,8 @@ def by_reading(cell: ResultCell) -> list[tuple[str, str, str]]:
 
 def over_fastest_engine(cell: ResultCell) -> Speedup | None:
     """Return the speedup over the fastest reference on another engine: the lowest ratio."""
-    lowest = None
-    for speedup in cell.speedup:
-        if not speedup.includes_engine or speedup.value is None:
-            continue
-        if lowest is None or lowest.value is None or speedup.value < lowest.value:
-            lowest = speedup
-    return lowest
+    measured = (speedup for speedup in cell.speedup if speedup.includes_engine and speedup.value is not None)
+    return min(measured, key=lambda speedup: speedup.value or 0.0, default=None)
 
 
 def compare(
@@ -229,11 +225,6 @@ def same_items(data: CellData, cells: Iterable[CellData]) -> SameItems | None:
     )
 
 
-def bounds(ratio: Ratio) -> list[float] | None:
-    """Return the interval of a ratio as a list."""
-    return None if ratio.ci_low is None or ratio.ci_high is None else [ratio.ci_low, ratio.ci_high]
-
-
 def _in_order(comparisons: Comparisons, data: CellData) -> Comparisons:
     order = [*data.cell.baselines, *data.cell.engine_baselines]
     for compared in (value for value in vars(comparisons).values() if isinstance(value, list)):
@@ -296,7 +287,6 @@ def _speedups(
 
 
 def _too_short(data: CellData, synchronisation_s: float) -> Reason | None:
-    """Return why the timed windows are too short to compare, or None."""
     return verdicts.too_short([t.wall_s for t in data.samples], synchronisation_s)
 
 
@@ -355,10 +345,8 @@ def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellD
         and other.cell.engine == cell.engine
         and other.cell.on in (baseline.cell.on, cell.on)
     ]
-    if not plain:
-        return None
-    chosen = min(plain, key=lambda other: other.cell.on != baseline.cell.on)
-    if chosen.error:
+    chosen = min(plain, key=lambda other: other.cell.on != baseline.cell.on, default=None)
+    if chosen is None or chosen.error:
         return None
     return PlainSpeedup(arm=chosen.cell.arm, **dict(Estimate.of(wall_ratio(chosen, baseline))))
 
@@ -379,13 +367,15 @@ def accuracies(
             baseline=baseline.cell.arm,
             **difference._asdict(),
             p_mcnemar=statistics.mcnemar_p(difference.gained, difference.lost),
-            verdict=_settled(data, baseline) or _with_reason(verdict, data, baseline),
+            verdict=_settled(verdict, data, baseline),
         )
     return of_arms
 
 
-def _with_reason(verdict: Verdict, data: CellData, baseline: CellData) -> Verdict:
-    """Return the verdict; of an open one between arms that are never right, why, and no number of items."""
+def _settled(verdict: Verdict, data: CellData, baseline: CellData) -> Verdict:
+    """Return the verdict of the test, but of promised tokens that are all there, and of arms that are never right."""
+    if data.cell.claims == "lossless" and (same := _same_tokens(data, baseline)):
+        return Verdict(word="not worse", reason=same)
     if verdict.word != statistics.INCONCLUSIVE or any(data.scores.values()) or any(baseline.scores.values()):
         return verdict
     return Verdict(word=verdict.word, reason=Reason(kind="nothing measured", text="neither arm has a right answer"))
@@ -398,12 +388,6 @@ def _same_tokens(data: CellData, baseline: CellData) -> Reason | None:
         return None
     text = f"same tokens on all {items} items" if items > 1 else "same tokens on the only item"
     return Reason(kind="same tokens", text=text)
-
-
-def _settled(data: CellData, baseline: CellData) -> Verdict | None:
-    """Return the verdict on an arm that promises its baseline's tokens and has them on all items; else None."""
-    same = _same_tokens(data, baseline)
-    return Verdict(word="not worse", reason=same) if same and data.cell.claims == "lossless" else None
 
 
 def agreement(data: CellData, baseline: CellData) -> Agreement:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mtbench.decoding.registry import SERVING_ENGINES
-from mtbench.document.formatting import few
+from mtbench.document.formatting import few, points
 from mtbench.results.decision_format import Choice, Recommendation
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, SPEED_MARGIN, decimals
 
@@ -155,14 +155,8 @@ def _cost(choice: Choice) -> str:
     cost = choice.accuracy
     if cost is None:
         return ""
-    between = (
-        "" if cost.ci_low is None or cost.ci_high is None else f" [{_points(cost.ci_low)}, {_points(cost.ci_high)}]"
-    )
-    return f", accuracy {_points(cost.difference)}{between} points on {cost.n:,} items"
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f}".replace("-", "−")
+    between = "" if cost.ci_low is None or cost.ci_high is None else f" [{points(cost.ci_low)}, {points(cost.ci_high)}]"
+    return f", accuracy {points(cost.difference)}{between} points on {cost.n:,} items"
 
 
 def _where(recommendations: Sequence[Recommendation]) -> str:

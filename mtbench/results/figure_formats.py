@@ -6,17 +6,7 @@ from pydantic import Field, StringConstraints
 
 from mtbench.plan.formats import REPORTED_BY
 from mtbench.plan.plan import Batching
-from mtbench.records import (
-    Count,
-    Interval,
-    NonNegative,
-    NotNull,
-    Record,
-    Seconds,
-    Share,
-    Size,
-    Sparse,
-)
+from mtbench.records import Count, Interval, NonNegative, NotNull, Record, Seconds, Share, Size, Sparse
 from mtbench.statistics import Proportion, Ratio, Word
 
 

@@ -13,19 +13,7 @@ from mtbench.options.engine_options import ServerOption
 from mtbench.plan.formats import Elimination, Environment
 from mtbench.plan.plan import CELL_ID, ENGINE_OPTIONS, OTHER_TOKENS, Batching, Length, OptionValues, Simulated
 from mtbench.plan.request import CHECKPOINTS
-from mtbench.records import (
-    CellName,
-    Count,
-    Interval,
-    NonNegative,
-    Price,
-    Record,
-    Seconds,
-    Sha256,
-    Share,
-    Size,
-    Sparse,
-)
+from mtbench.records import CellName, Count, Interval, NonNegative, Price, Record, Seconds, Sha256, Share, Size, Sparse
 from mtbench.results.figure_formats import (
     AcceptanceFigures,
     AcceptancePart,

@@ -13,10 +13,11 @@ from math import ceil
 from typing import Any
 
 from mtbench import statistics
+from mtbench.document.formatting import bounds
 from mtbench.plan.plan import Item
 from mtbench.records import dump
 from mtbench.results import acceptance
-from mtbench.results.comparisons import Comparisons, bounds
+from mtbench.results.comparisons import Comparisons
 from mtbench.results.figure_formats import (
     Accuracy,
     ByValue,

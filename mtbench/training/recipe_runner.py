@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,29 +47,18 @@ def default_workers() -> int:
 def arguments(stage: Stage, stages: Sequence[Stage], folder: Path) -> list[str]:
     """Return the stage as arguments of `mtbench`, without those that are defaults."""
     made = {other.name: str(output(other, folder)) for other in stages if other.name in needs(stage, stages)}
-
-    def location(source: str) -> str:
-        return made.get(source, source)
-
-    kind = "init" if stage.answer_tokens is None else "answers"
-    words = ["train", stage.objective.name if stage.objective else kind]
-    if stage.base:
-        words += ["--base", location(stage.base)]
-    if stage.teacher:
-        words += ["--teacher", location(stage.teacher)]
-    for data in stage.data:
-        words += ["--data", location(data)]
-    if stage.examples is not None:
-        words += ["--examples", str(stage.examples)]
+    sources = [("base", stage.base), ("teacher", stage.teacher), *(("data", data) for data in stage.data)]
+    given: list[tuple[str, Any]] = [(name, source and made.get(source, source)) for name, source in sources]
+    given.append(("examples", stage.examples))
+    own = ["--keep-cut"] if stage.answer_tokens is not None else []
     if stage.objective:
-        words += [*_option_words(stage.objective), *_option_words(stage.settings)]
+        own = [*_option_words(stage.objective), *_option_words(stage.settings)]
     else:
-        words += ["--seed", str(stage.settings.seed)]
-        if stage.answer_tokens is not None:
-            words += ["--max-new-tokens", str(stage.answer_tokens), "--keep-cut"]
-        for name, value in stage.shape.items():
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return [*words, "--out", str(output(stage, folder))]
+        given += [("seed", stage.settings.seed), ("max_new_tokens", stage.answer_tokens), *stage.shape.items()]
+    words = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given if value is not None]
+    kind = "init" if stage.answer_tokens is None else "answers"
+    command = ["train", stage.objective.name if stage.objective else kind]
+    return [*command, *chain.from_iterable(words), *own, "--out", str(output(stage, folder))]
 
 
 def _option_words(holder: Any) -> list[str]:

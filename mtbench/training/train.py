@@ -27,6 +27,7 @@ from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.configuration import downloaded
 from mtbench.models.families import existing, locate
 from mtbench.models.loading import Inspected, inspect, refuse_undecodable
+from mtbench.records import flat
 from mtbench.training.checkpoint import write_checkpoint, write_copy, write_draft, write_errors
 from mtbench.training.conversations import Data, prepare
 from mtbench.training.loss import plain_attention_mask
@@ -268,23 +269,13 @@ def _refuse_other_request(folder: Path, record: Mapping[str, Any]) -> None:
     file = folder / "request.json"
     if not file.is_file():
         return
-    before, now = _flat(json.loads(file.read_text())), _flat(json.loads(json.dumps(record)))
+    before, now = flat(json.loads(file.read_text())), flat(json.loads(json.dumps(record)))
     for name in before | now:
         if before.get(name) != now.get(name) and name not in FREE:
             raise UserError(
                 f"{folder} holds an interrupted training whose {name} was {json.dumps(before.get(name))}, not "
                 f"{json.dumps(now.get(name))}; repeat its command to resume it, or remove the folder to start again"
             )
-
-
-def _flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in entries.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def _load(found: Inspected) -> Model:

@@ -25,7 +25,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    with pytest.warns(UserWarning, match="1 block, 6 needed for an interval"):
+    with pytest.warns(UserWarning, match="1 of 6 blocks; 6 take"):
         module.main(str(out))
     return out
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from browsers import BROWSER, opened
 from made_gates import HOSTILE
 
@@ -43,11 +44,28 @@ def drawn(name: str = "line", text: str = "A line") -> Figure:
         return plots.finish(figure, text, name=name, title=text, caption=f"{text}.", alt=f"{text}: 1, 2.")
 
 
+@pytest.mark.parametrize("y", [0.0, 0.5, 1.0])
+def test_labels_of_many_lines_that_end_alike_stay_beside_the_plot(y: float) -> None:
+    arms = 35
+    figure, axes = plots.canvas("", "", arms * plots.APART)
+    axes.set_ylim(0, 1)
+
+    plots.label_ends(axes, [(1.0, y, str(number), plots.INK) for number in range(arms)])
+
+    figure.draw_without_rendering()
+    boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: float(box.y0))
+    plot, letter = axes.get_window_extent(), boxes[0].height
+    assert plot.y0 - letter < boxes[0].y0
+    assert boxes[-1].y1 < plot.y1 + letter
+    assert all(low.y1 <= high.y0 for low, high in itertools.pairwise(boxes))
+
+
 def rows(name: str = "ar") -> list[Row]:
-    fast = Entry("×2.00", "[1.90, 2.10]", "faster", bar=Bar(0.4, 0.5, 0.6, 0.1))
+    faster, slower = map(Verdict.of, ("faster", "slower"))
+    fast = Entry("×2.00", "[1.90, 2.10]", faster, bar=Bar(0.4, 0.5, 0.6, 0.1))
     return [
         Row(name, [fast, Entry("50.1", "[40.0, 60.2]")], 1, about=f"{name}:tau=0.9@mars/graph"),
-        Row("void", [Entry("×0.50", None, "slower"), Entry()], 2, tags=["void"], notes=[("void", "It is void.")]),
+        Row("void", [Entry("×0.50", verdict=slower), Entry()], 2, tags=["void"], notes=[("void", "It is void.")]),
         Row("failed", [], 3, notes=[("failed", "Out of memory.")]),
     ]
 
@@ -173,7 +191,7 @@ def test_no_text_is_markup(tmp_path: Path) -> None:
 
 def test_a_narrow_terminal_keeps_the_first_interval_then_drops_columns() -> None:
     """The table fits, the first of `brief` stays, and every name is whole."""
-    entries = [Entry("10.0 s", "[9.0, 11.0]"), Entry("1,000", "[900, 1,100]", "faster"), Entry("3 J")]
+    entries = [Entry("10.0 s", "[9.0, 11.0]"), Entry("1,000", "[900, 1,100]", Verdict.of("faster")), Entry("3 J")]
     columns = [(heading, "") for heading in ("time", "rate", "energy")]
     wide = Table(columns, [Row(f"mars:tau={n}", entries) for n in (1, 2)], brief=("rate", "time", "energy"))
     shown = Document("t", "l", sections=[Section("s", [wide])])

@@ -66,7 +66,7 @@ def test_too_few_prompts_are_mended_by_more_prompts(
     """A higher limit helps only where the limit left some out."""
     (warning,) = make_plan(asked([None] * 13, batch_size=(8,), limit=limit)).warnings()
 
-    assert "which takes 48 items" in warning
+    assert "of 6 blocks; 6 take 48 items" in warning
     assert remedy in warning
 
 

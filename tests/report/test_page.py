@@ -34,11 +34,11 @@ from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.arm_table import said_once
 from mtbench.report.main_table import main_table
-from mtbench.report.phrases import speed_entry, speed_verdict
+from mtbench.report.phrases import speed_entry
 from mtbench.report.terminal import results_tables, show_results
 from mtbench.report.text import environment, not_begun
 from mtbench.results.aggregate import _request_latency
-from mtbench.results.comparisons import own_speedups
+from mtbench.results.comparisons import OwnSpeedups, own_speedups
 from mtbench.results.figure_formats import Speedup
 from mtbench.results.format import Results
 
@@ -214,8 +214,8 @@ def test_arms_that_did_not_begin_are_one_line_and_no_rows() -> None:
 )
 def test_a_factor_has_an_interval_and_an_open_verdict_a_reason(found: Speedup, value: str, text: str | None) -> None:
     """Without an interval there is no factor. A clear interval beside an open verdict is explained."""
-    entry = speed_entry(found, speed_verdict(result_cell(), found))
-    assert (entry.value, entry.judged and entry.judged.reason) == (value, text)
+    entry = speed_entry(found, brief=True)
+    assert (entry.value, entry.verdict and entry.verdict.reason) == (value, text)
 
 
 def test_an_interval_on_its_own_line_is_no_argument_of_the_line_break() -> None:
@@ -255,18 +255,20 @@ def test_a_price_has_a_column_and_no_price_has_none(small_run: RunDirectory, tmp
 def test_an_arm_that_lost_a_race_is_not_called_inconclusive_beside_its_reason() -> None:
     """Its note says by the race's own bound that it takes longer. A word stays, as does a lack of measurements."""
     gone = Elimination(cell="b", block=6, lost=True, reason="takes longer than ar@ar/graph", rival="ar.b1")
-    open_, slower = speedup(value=0.8), speedup(value=0.8, verdict="slower")
-    assert speed_verdict(result_cell(left=gone), open_) is None
-    short = speedup(verdict=doubted("0.3 s timed, 1 s needed"))
+    open_, slower = (speedup(value=0.8, ci_low=0.7, ci_high=1.1, verdict=word) for word in ("inconclusive", "slower"))
+    short = open_.changed(verdict=doubted("0.3 s timed, 1 s needed"))
     for left, found, text in (
+        (gone, open_, None),
         (gone, slower, "slower"),
         (gone.changed(lost=False, rival=None), open_, "inconclusive: too close to tell here"),
         (None, open_, "inconclusive: too close to tell here"),
         (gone, short, "inconclusive: 0.3 s timed, 1 s needed"),
     ):
-        shown = speed_verdict(result_cell(left=left), found)
-        assert shown is not None
-        assert shown.text == text
+        cell = result_cell(left=left)
+        table = main_table([cell], {cell.arm: 1}, OwnSpeedups({}, {cell.arm: found}))
+        place = [heading for heading, _ in table.columns].index("speedup over ar@ar/graph")
+        verdict = table.rows[0].entries[place].verdict
+        assert (verdict and verdict.text) == text
 
 
 def test_the_time_of_a_request_ends_with_its_answer() -> None:

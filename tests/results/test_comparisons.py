@@ -101,11 +101,8 @@ def test_a_refilled_block_has_eight_prompts_for_every_slot(request_: RunRequest)
 def test_the_plan_warns_of_too_few_items(request_: RunRequest) -> None:
     """The warning gives the items for 6 blocks of 8R. Another one says that an outside engine has no refill."""
     warnings = make_plan(request_).warnings()
-    assert (
-        "arithmetic at batch size 2, refill: inconclusive: 2 blocks, 6 needed for an interval, which takes 96"
-        in warnings[0]
-    )
-    assert "batch size 3, refill: inconclusive: 1 block, 6 needed for an interval, which takes 144 items" in warnings[1]
+    assert "arithmetic at batch size 2, refill: inconclusive: 2 of 6 blocks; 6 take 96 items" in warnings[0]
+    assert "batch size 3, refill: inconclusive: 1 of 6 blocks; 6 take 144 items" in warnings[1]
     assert warnings[-1] == "hf-generate: static batches only, since the loop is not ours; no refill"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from mtbench.document import model
-from mtbench.document.formatting import NONE, count, counted, listed, number
+from mtbench.document.formatting import NONE, count, counted, few, listed, number
 from mtbench.document.model import Document, Entry, Row, Section, Table
 from mtbench.experiments.audit.cases import LETTERS, Arms, Case
 from mtbench.experiments.audit.format import Audit, Divergence
@@ -80,10 +80,8 @@ def _of_causes(found: Audit, causes: Sequence[Sequence[Divergence]]) -> list[mod
         entries = [f"{len(those):,}", "FAULT" if of.fault else "no", of.item, count(token), below]
         group = f"{found.pairs[of.pair].a} – {found.pairs[of.pair].b}" if len(found.pairs) > 1 else ""
         rows.append(Row(f"{place} {of.name}", [Entry(text) for text in entries], group=group))
-        items = listed(one.item for one in those[:NAMED])
-        items += f" and {len(those) - NAMED:,} more" if len(those) > NAMED else ""
         here = f" ({of.item}: {of.here})" if of.here else ""
-        points.append(f"{of.name}: {of.evidence}{here}. Items: {items}")
+        points.append(f"{of.name}: {of.evidence}{here}. Items: {few([one.item for one in those], NAMED)}")
     if rest := causes[MOST_CAUSES:]:
         points.append(f"{counted(len(rest), 'more cause')}, of {counted(sum(map(len, rest)), 'answer')}: see the page")
     table = Table(columns, rows, "class", "Answers of B that differ from A's, by their cause", text=True)
@@ -115,8 +113,5 @@ def _side_by_side(case: Case, first: int) -> Table:
 
 
 def _compared(found: Audit) -> model.Pairs:
-    rows = []
-    for place, pair in enumerate(found.pairs, start=1):
-        compared = f"A: {pair.a}; B: {pair.b}; {pair.items} items of {pair.suite}; noise {pair.noise:.2g}"
-        rows.append((f"Pair {place}", compared))
-    return model.Pairs(rows)
+    pairs = (f"A: {of.a}; B: {of.b}; {of.items} items of {of.suite}; noise {of.noise:.2g}" for of in found.pairs)
+    return model.Pairs([(f"Pair {place}", pair) for place, pair in enumerate(pairs, start=1)])

@@ -70,7 +70,7 @@ class AuditExperiment(Experiment[AuditRequest, Session, AuditPlan, Audit]):
 
     def run(self, job: AuditJob) -> Audit:
         """Judge the answers that are not judged yet, name the class of each, write audit.json and the page."""
-        planned = (job.plan.compared if job.new else None) or _compared(job.request)
+        planned = job.plan.compared or _compared(job.request)
         judge = Judge(planned.model, job.request)
         lines = self._judged(job, planned, judge)
         noises = self._noises(job, planned, judge, lines) if lines else {}

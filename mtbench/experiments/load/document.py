@@ -7,13 +7,11 @@ from dataclasses import replace
 from mtbench.document.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
 from mtbench.document.model import Beside, Block, Document, Entry, Notes, Pairs, Row, Section, Table
 from mtbench.experiments.load.figures import draw
-from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan, ServerFacts
+from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan
 from mtbench.experiments.load.planning import started_at
-from mtbench.experiments.load.request import Limits
 from mtbench.records import cleaned
 from mtbench.report.phrases import shown_verdict
 from mtbench.report.text import quota
-from mtbench.results.figure_formats import Estimate
 
 COLUMNS = [
     ("answered", "requests that were answered, of those that were sent; rejected: the server was full"),
@@ -34,6 +32,7 @@ COMPARED = [
     ("goodput", "the arm's goodput over the other's"),
     ("accuracy, points", "the arm's accuracy less the other's, on the items that both answered"),
 ]
+LIMITS = {"ttft": "first token", "tpot": "later token", "e2e": "whole request"}
 BRIEF_TURNS = ("goodput", "TTFT p95", "cached", "TPOT p95", "answered")
 WAITS = " A later turn is sent when the turn before is answered and its think time is over."
 BRIEF = ("goodput", "answered", "correct goodput", "accuracy", "TTFT p95", "TPOT p95", "whole p95")
@@ -96,9 +95,11 @@ def subject(load: Load) -> str:
     """Return what was done, as a sentence."""
     arrivals = "Poisson arrivals" if load.request.poisson else "constant gaps"
     how = f"request rates with {arrivals}" if load.request.request_rate else "fixed concurrency"
+    limits = listed(f"{LIMITS[name]} {seconds(limit)}" for name, limit in load.request.slo.items())
+    good = f"Limits: {limits}." if limits else "No limits are set: every answer is good."
     return (
         f"{load.request.suite}: {counted(len(load.arms), 'arm')} under {how}, sent by {load.client.name} "
-        f"{load.client.version}. {_limits(load.request.slo)}"
+        f"{load.client.version}. {good}"
     )
 
 
@@ -113,7 +114,7 @@ def _lead(load: Load) -> str:
     what = "answered correctly within all limits" if best.correct_goodput else "answered within all limits"
     found, ends = "no estimate has an interval", interval(bounds(most))
     if ends is not None:
-        found = f"{best.arm} has the highest estimate: {_number(most)} {ends} requests per second {what}"
+        found = f"{best.arm} has the highest estimate: {number(most.value)} {ends} requests per second {what}"
     return f"At {_level(load, levels[-1])}, {found}."
 
 
@@ -121,37 +122,27 @@ def _entries(cell: LoadCell) -> list[Entry]:
     refused = listed(f"{n} {word}" for n, word in ((cell.rejected, "rejected"), (cell.failed, "failed")) if n)
     return [
         Entry(f"{count(cell.ok)} of {count(cell.sent)}", refused or None),
-        _entry(cell.achieved_rate),
-        _entry(cell.goodput),
-        _entry(cell.correct_goodput),
-        _entry(cell.accuracy, 100, 1),
+        Entry.of(cell.achieved_rate),
+        Entry.of(cell.goodput),
+        Entry.of(cell.correct_goodput),
+        Entry.of(cell.accuracy, 100, 1),
         _percentiles(cell.ttft),
         _percentiles(cell.tpot),
         _percentiles(cell.e2e),
-        _entry(cell.tokens_per_s),
-        _entry(cell.tokens_per_forward),
-        _entry(cell.j_per_token),
-        _entry(cell.cached_share, 100, 1),
+        Entry.of(cell.tokens_per_s),
+        Entry.of(cell.tokens_per_forward),
+        Entry.of(cell.j_per_token),
+        Entry.of(cell.cached_share, 100, 1),
     ]
 
 
 def _compared(comparison: Comparison) -> list[Entry]:
-    accuracy = comparison.accuracy_verdict
+    accuracy = None if comparison.accuracy_verdict is None else shown_verdict(comparison.accuracy_verdict)
     return [
-        replace(_entry(comparison.speedup), verdict=shown_verdict(comparison.speed_verdict)),
-        replace(_entry(comparison.goodput_ratio), verdict=shown_verdict(comparison.goodput_verdict)),
-        replace(_entry(comparison.accuracy_difference, 100, 1), verdict=shown_verdict(accuracy) if accuracy else None),
+        replace(Entry.of(comparison.speedup), verdict=shown_verdict(comparison.speed_verdict)),
+        replace(Entry.of(comparison.goodput_ratio), verdict=shown_verdict(comparison.goodput_verdict)),
+        replace(Entry.of(comparison.accuracy_difference, 100, 1), verdict=accuracy),
     ]
-
-
-def _entry(estimate: Estimate | None, scale: float = 1.0, digits: int | None = None) -> Entry:
-    if estimate is None:
-        return Entry()
-    return Entry(_number(estimate, scale, digits), interval(bounds(estimate), scale, digits))
-
-
-def _number(estimate: Estimate | None, scale: float = 1.0, digits: int | None = None) -> str:
-    return NONE if estimate is None or estimate.value is None else number(estimate.value * scale, digits)
 
 
 def _percentiles(latency: Latency) -> Entry:
@@ -159,7 +150,8 @@ def _percentiles(latency: Latency) -> Entry:
     if latency.p95.value is None:
         return Entry()
     others = f"p50 {seconds(latency.p50.value)}, p99 {seconds(latency.p99.value)}"
-    return Entry(seconds(latency.p95.value), limits and f"[{seconds(limits[0])}, {seconds(limits[1])}]", detail=others)
+    ends = f"[{seconds(limits[0])}, {seconds(limits[1])}]" if limits else None
+    return Entry(seconds(latency.p95.value), ends, detail=others)
 
 
 def _cells(load: Load, level: float) -> list[LoadCell]:
@@ -175,23 +167,12 @@ def _level(load: Load, level: float) -> str:
     return f"{level:g} {noun} {'per second' if load.request.request_rate else 'at a time'}"
 
 
-def _limits(slo: Limits) -> str:
-    names = {"ttft": "first token", "tpot": "later token", "e2e": "whole request"}
-    limits = [f"{names[name]} {seconds(limit)}" for name, limit in slo.items()]
-    return f"Limits: {listed(limits)}." if limits else "No limits are set: every answer is good."
-
-
 def _servers(load: Load) -> Table:
-    rows = [
-        Row(arm.name, [Entry(_served(arm)), Entry(arm.model)], number) for number, arm in enumerate(load.arms, start=1)
-    ]
+    rows = []
+    for place, arm in enumerate(load.arms, start=1):
+        served = f"{arm.engine}: {shlex.join(arm.command)}" if arm.command else arm.url or NONE
+        rows.append(Row(arm.name, [Entry(served), Entry(arm.model)], place))
     return Table([("server", ""), ("model", "")], rows, caption="What answered for each arm", text=True)
-
-
-def _served(arm: ServerFacts) -> str:
-    if arm.command is None:
-        return arm.url or NONE
-    return f"{arm.engine}: {shlex.join(arm.command)}"
 
 
 def _machine(load: Load) -> list[tuple[str, str]]:

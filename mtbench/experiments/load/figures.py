@@ -10,7 +10,7 @@ from mtbench.document.model import Figure
 from mtbench.document.plots import ACCENT, DASHES, INK, PAPER, RULE
 from mtbench.experiments.load.format import Load
 
-Point = tuple[float, float, tuple[float, float] | None]  # level, value, its interval
+Point = tuple[float, float, list[float] | None]  # level, value, its interval
 
 
 def draw(load: Load) -> list[Figure]:
@@ -28,7 +28,7 @@ def _figure(load: Load, lines: Mapping[str, list[Point]], numbers: Mapping[str, 
     y_label = f"requests per second answered{' within all limits' if limited else ''}"
     offered = f"{load.unit}s per second offered" if load.request.request_rate else f"{load.unit}s at a time"
     key = [plots.label(place, arm) for arm, place in numbers.items()]
-    figure, axes = plots.canvas(f"{title} under load", y_label, 210, key, right=26)
+    figure, axes = plots.canvas(f"{title} under load", y_label, max(210, plots.APART * len(key)), key, right=26)
     levels = sorted({level for points in lines.values() for level, *_ in points})
     ideal = bool(load.request.request_rate) and load.unit == "request"
     if ideal:

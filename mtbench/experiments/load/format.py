@@ -12,15 +12,7 @@ from mtbench.experiments.load.request import LoadRequest as LoadRequest
 from mtbench.experiments.load.request import Positive
 from mtbench.options.engine_options import ServerOption
 from mtbench.plan.formats import Environment
-from mtbench.records import (
-    Count,
-    NonNegative,
-    Record,
-    Sha256,
-    Size,
-    StoredSeconds,
-    Text,
-)
+from mtbench.records import Count, NonNegative, Record, Sha256, Size, StoredSeconds, Text
 from mtbench.results.figure_formats import Estimate, Verdict
 
 SCHEMA_VERSION: Literal[2] = 2  # of plan.json

@@ -35,7 +35,7 @@ def plan(request: LoadRequest) -> LoadPlan:
     chosen = [
         ArmPlan(
             name=_name(arm),
-            method=_served(arm),
+            method=f"{arm.method}:{','.join([*_changed(arm), f'on={arm.on}', f'engine={arm.engine}'])}",
             engine=arm.engine if is_served(arm.engine) else None,
             engine_options=[*arm.settings],
         )
@@ -65,7 +65,8 @@ def plan(request: LoadRequest) -> LoadPlan:
     prompts, *_ = prompt_texts(suite, request.suite, checkpoint, planned.request)
     texts, fields = _sent(suite_plan, prompts, checkpoint)
     stops = {tuple(item.stop) for item in suite_plan.items}
-    conversations = _conversations(suite_plan)
+    numbers = sorted(range(len(suite_plan.items)), key=suite_plan.first_turn)
+    conversations = [[*found] for _, found in itertools.groupby(numbers, suite_plan.first_turn)]
     return LoadPlan(
         schema_version=SCHEMA_VERSION,
         request=request.changed(chat_template_date=planned.request.chat_template_date, dtype=planned.request.dtype),
@@ -84,11 +85,6 @@ def plan(request: LoadRequest) -> LoadPlan:
         unit="request" if len(conversations) == len(suite_plan.items) else "conversation",
         plugins=planned.plugins,
     )
-
-
-def _conversations(planned: SuitePlan) -> list[list[int]]:
-    numbers, first = range(len(planned.items)), planned.first_turn
-    return [[*found] for _, found in itertools.groupby(sorted(numbers, key=first), first)]
 
 
 def _items(planned: SuitePlan, texts: Sequence[str], conversations: Sequence[list[int]]) -> list[LoadItem]:
@@ -137,11 +133,6 @@ def _name(arm: Arm) -> str:
     if arm.engine != ENGINES[0]:
         options.append(f"engine={with_options(arm.engine, arm.settings)}")
     return f"{arm.method}{':' if options else ''}{','.join(options)}"
-
-
-def _served(arm: Arm) -> str:
-    """Return the arm as `mtbench serve --method` reads it."""
-    return f"{arm.method}:{','.join([*_changed(arm), f'on={arm.on}', f'engine={arm.engine}'])}"
 
 
 def started_at(request: LoadRequest, level: float) -> int:

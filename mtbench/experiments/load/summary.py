@@ -6,7 +6,7 @@ with its first answer.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
@@ -18,15 +18,7 @@ from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import counted
 from mtbench.experiments.load.aiperf import FACTS
-from mtbench.experiments.load.format import (
-    Comparison,
-    Latency,
-    Load,
-    LoadCell,
-    LoadPlan,
-    PointLine,
-    RequestLine,
-)
+from mtbench.experiments.load.format import Comparison, Latency, Load, LoadCell, LoadPlan, PointLine, RequestLine
 from mtbench.experiments.load.request import Limits
 from mtbench.experiments.load.runner import Scores, read_points, read_scores, read_servers
 from mtbench.hardware import machine
@@ -205,16 +197,16 @@ SharedRound = tuple[PointLine, PointLine]
 
 def _speedup(shared: Sequence[SharedRound]) -> statistics.Ratio:
     """Return the baseline's time over the arm's, on the requests that both answered."""
-    sums: list[tuple[float, float]] = []
-    for pair in shared:
-        times = [
-            (a.e2e_s, b.e2e_s)
-            for a, b in zip(*(point.requests for point in pair), strict=True)
-            if a.e2e_s is not None and b.e2e_s is not None
-        ]
-        if times:
-            sums.append((sum(a for a, _ in times), sum(b for _, b in times)))
-    return statistics.ratio_of_totals([[a for a, _ in sums]], [[b for _, b in sums]], unit="round")
+    requests = [zip(*(point.requests for point in pair), strict=True) for pair in shared]
+    above, below = _sums([(a.e2e_s, b.e2e_s) for a, b in of_round] for of_round in requests)
+    return statistics.ratio_of_totals([above], [below], unit="round")
+
+
+def _sums(rounds: Iterable[Sequence[tuple[float | None, float | None]]]) -> tuple[list[float], list[float]]:
+    """Return both sums of each round, over the pairs that are known; a round without any is left out."""
+    known = ([(a, b) for a, b in pairs if a is not None and b is not None] for pairs in rounds)
+    sums = [(sum(a for a, _ in pairs), sum(b for _, b in pairs)) for pairs in known if pairs]
+    return [a for a, _ in sums], [b for _, b in sums]
 
 
 def _goodput_ratio(baseline: Sent, arm: Sent, shared: Sequence[SharedRound]) -> statistics.Ratio:
@@ -244,15 +236,12 @@ def _latency(sent: Sent, value: Callable[[RequestLine], float | None]) -> Latenc
 
 def _share(sent: Sent, above: Counted, below: Counted) -> Estimate | None:
     """Return a ratio of two counts of answered requests; None if the server does not tell one of them."""
-    sums = []
-    for point in sent.points:
-        counts = [(above(line), below(line)) for line in point.requests if line.outcome == "ok"]
-        known = [(a, b) for a, b in counts if a is not None and b is not None]
-        if len(known) < len(counts):
-            return None
-        if known:
-            sums.append((sum(a for a, _ in known), sum(b for _, b in known)))
-    return _ratio([a for a, _ in sums], [b for _, b in sums]) if sums else None
+    answered = [[line for line in point.requests if line.outcome == "ok"] for point in sent.points]
+    counts = [[(above(line), below(line)) for line in lines] for lines in answered]
+    if any(None in pair for pairs in counts for pair in pairs):
+        return None
+    sums = _sums(counts)
+    return _ratio(*sums) if sums[0] else None
 
 
 def _energy(sent: Sent) -> Estimate | None:
