@@ -167,7 +167,7 @@ class Scheduler:
         """Whether no block was seen."""
         return self.tried_s is None and not any(map(self.writer.begun, self.writer.cells))
 
-    def time_to_start(self, cell: Cell, warm: Collection[tuple[str, int]], now: float) -> tuple[float, bool]:
+    def time_to_start(self, cell: Cell, warm: Collection[tuple[str, int]]) -> tuple[float, bool]:
         """Return the time in which a cell's server must be ready, in seconds, and whether a late one leaves the race.
 
         Time for a decision among the other cells is kept.
@@ -175,7 +175,7 @@ class Scheduler:
         others = [other for other in self.writer.live(self._taking_part) if other is not cell]
         may_leave = cell in self._taking_part[1:] and len(others) >= FEWEST_ARMS
         kept_s = needs_s([self.part(warm, others)]) if may_leave else 0.0
-        return max(0.0, self.deadline - now - kept_s), may_leave
+        return max(0.0, self.deadline - time.monotonic() - kept_s), may_leave
 
     def _keep_finished_blocks(self) -> set[tuple[int, int]]:
         """Delete the lines of blocks that some live cell has not finished; return the others, (round, block).

@@ -139,12 +139,10 @@ class TimeEstimate:
         return timing.prompt_tokens / items, before_s / items, step_s
 
     def _lengths(self, cell: Cell) -> list[int]:
-        """Return the tokens of the answers of one block."""
         budget = [self.plan.suite(cell.suite).max_new_tokens]
         return self.lengths.get(cell.suite, budget) if _is_free(cell) else budget
 
     def _decoded(self, group: Group, cell: Cell, budget: int) -> Done | None:
-        """Return the first block, decoded; None if the cell fails."""
         suite = self.plan.suite(group.suite)
         requests = self.plan.requests(suite, group.blocks[0], max_new_tokens=min(budget, suite.max_new_tokens))
         visit = self.cells.index((group, cell)) + 1 if self.plan.request.apart else 0

@@ -70,7 +70,6 @@ class GateExperiment(Experiment[GateOptions, GateSession, GatePlan, Gate]):
 
 
 def _plan_arguments(request: GateOptions) -> list[str]:
-    """Return the options of `mtbench plan` that both builds get."""
     given = {name: getattr(request, name) for name in PLANNED if name in request.model_fields_set}
     named = as_words(given, PlanRequest)
     return [*named, "--limit", texts.ALL if request.limit is None else str(request.limit)]
