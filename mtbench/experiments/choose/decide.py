@@ -10,14 +10,7 @@ from mtbench.plan.plan import Group
 from mtbench.records import dump
 from mtbench.results.aggregate import Stored, read_stored
 from mtbench.results.decision import Bounds, headline, recommend
-from mtbench.results.decision_format import (
-    FILE,
-    SCHEMA_VERSION,
-    Decision,
-    Looks,
-    RaceCost,
-    Recommendation,
-)
+from mtbench.results.decision_format import FILE, SCHEMA_VERSION, Decision, Looks, RaceCost, Recommendation
 from mtbench.results.decision_text import sentence
 from mtbench.results.format import ResultCell, Results
 
