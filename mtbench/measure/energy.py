@@ -123,7 +123,6 @@ def window(
 
 
 def _idle_power_w(gpu: Gpu) -> float | None:
-    """Return the GPU's mean power while it is idle with the models loaded, after it has settled."""
     time.sleep(IDLE_S / 3)
     before = gpu.sample()
     time.sleep(IDLE_S)

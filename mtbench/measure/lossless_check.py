@@ -41,7 +41,7 @@ from mtbench.decoding.output import first_difference
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.document.formatting import duration
 from mtbench.errors import UserError, first_line
-from mtbench.measure.judging_time import RECORD, answers_due, enough, plain_answers, references
+from mtbench.measure.judging_time import RECORD, answers_due, enough, has_enough, plain_answers, references
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.reading import Answer, Reading
 from mtbench.models.whole_texts import WholeTexts
@@ -49,7 +49,7 @@ from mtbench.plan.formats import GenerationLine, ReadingLine, RescoringRecord
 from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.run import Run
 from mtbench.records import dump
-from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
+from mtbench.statistics import EPSILON_CAP, EXACT_EPSILON, near_tie_epsilon
 
 NARROW = 8  # least positions of a forward of an arm's engine: in the time of one, with rounding of the same size
 COARSE = "bfloat16"  # number type whose rounding explains an engine that does not say how it computes
@@ -164,7 +164,7 @@ class Rescoring:
         count for a serving engine if the answers have too few tokens. None if ε needs more tokens.
         """
         most = max((self.run.answers[c.cell] for c in references(self.plan, cell) or [cell]), key=len)
-        few = sum(len(line.token_ids) for line in most) < EPSILON_POSITIONS_NEEDED
+        few = not has_enough(most)
         prompts = few and is_served(cell.engine)
         return ([] if few and not prompts else enough(most, prompts=prompts)), prompts
 

@@ -159,7 +159,7 @@ class ModelPool:
         """
         started_at, served = time.perf_counter(), list[str]()
         for cell in cells:
-            self.servers.share_with(cell.arm)
+            self.servers.arms.add(cell.arm)
             method = cell.built
             if self.offline and isinstance(method, ExternalEngine) and method.host:
                 raise UserError(

@@ -64,11 +64,6 @@ class Scheduler:
         """Batches to decode."""
         return sum((cell.cell, r) not in self._whole for r, _ in self.todo for cell in self.writer.live())
 
-    @property
-    def shapes(self) -> Collection[int]:
-        """A block of each number of rows that is to be decoded."""
-        return {len(self.group.blocks[block]): block for _, block in self.todo}.values()
-
     def visits(self) -> Iterator[Visit]:
         """Yield what is to be decoded, in order."""
         for round_, of_round in groupby(self.todo, key=itemgetter(0)):

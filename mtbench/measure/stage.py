@@ -45,7 +45,7 @@ class Stage:
                 runner.visit -= 1  # each server alone: nothing else decodes
                 self._probe(sessions[0], [cell])
             return
-        shapes = scheduler.shapes
+        shapes = {len(scheduler.group.blocks[block]): block for _, block in todo}.values()  # a block of each
         for visit in scheduler.visits():
             runner.visit = visit.number
             if visit.number or visit.round == todo[0][0]:

@@ -206,7 +206,6 @@ class Process:
 
 
 def _serve(connection: Connection, number: int, workers: int, request: RunRequest, cells: Sequence[Cell]) -> None:
-    """Serve tasks in a worker's process until the other end closes the connection."""
     if resolve_device(request.device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)

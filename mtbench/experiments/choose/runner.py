@@ -12,6 +12,7 @@ from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.experiments.choose.race import Block, Outcome, RacedArm, replay, words
+from mtbench.measure.judging_time import enough, has_enough
 from mtbench.measure.score import readings_of
 from mtbench.plan.formats import Elimination, GenerationLine, Race, Slo, TimingLine
 from mtbench.plan.plan import MIN_BLOCKS, Cell, Group, Plan
@@ -22,7 +23,7 @@ from mtbench.results.aggregate import commit_gaps, percentiles
 from mtbench.results.figure_formats import Percentiles
 from mtbench.results.format import ResultCell
 from mtbench.results.samples import SERVED_UNIT_S
-from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, Word
+from mtbench.statistics import EXACT_EPSILON, Word
 
 
 @dataclass
@@ -142,14 +143,10 @@ class Racing:
         """
         for before in itertools.takewhile(lambda other: other != group, self.plan.groups):
             same = [c for c in map(self.plan.cell, before.cells) if (c.suite, c.arm) == (plain.suite, plain.arm)]
-            stored = [line for c in same for line in self.run.answers[c.cell]]
-            if sum(len(line.token_ids) for line in stored) >= EPSILON_POSITIONS_NEEDED:
+            if has_enough([line for c in same for line in self.run.answers[c.cell]]):
                 return 0
-        tokens = [0] * len(group.blocks)
-        for line in lines:
-            tokens[line.block] += len(line.token_ids)
-        enough = (n for n, total in enumerate(itertools.accumulate(tokens), 1) if total >= EPSILON_POSITIONS_NEEDED)
-        return next(enough, len(tokens))
+        first = enough(sorted(lines, key=lambda line: line.block))
+        return first[-1].block + 1 if has_enough(first) else len(group.blocks)
 
     def _settled_accuracies(self, group: Group) -> dict[str, Word]:
         """Return by arm its accuracy verdict from the largest batch size; empty for that size itself.

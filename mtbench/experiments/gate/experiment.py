@@ -79,10 +79,9 @@ def _builds(request: GateRequest, note: Callable[[str], None]) -> tuple[Build, B
     """Return base and head. Plugin files are imported here as well: this process reads their methods."""
     for file in request.plugins:
         plugins.load_file(file)
-    base = replace(resolve(request.base, note, request.engine), plugins=tuple(request.plugins))
-    if request.head == request.base:
-        return base, base
-    return base, replace(resolve(request.head, note, request.engine), plugins=tuple(request.plugins))
+    named = dict.fromkeys((request.base, request.head))  # once, if they are one
+    of = {env: replace(resolve(env, note, request.engine), plugins=tuple(request.plugins)) for env in named}
+    return of[request.base], of[request.head]
 
 
 def write(directory: Path, gate: Gate) -> Path:
