@@ -176,14 +176,7 @@ class ModelPool:
 
     def clear(self) -> None:
         """Free all models."""
-        for loaded in (
-            self.drafts,
-            self.translated,
-            self.runners,
-            self.methods,
-            self.engines,
-            self.checkpoints,
-        ):
+        for loaded in (self.drafts, self.translated, self.runners, self.methods, self.engines, self.checkpoints):
             loaded.clear()
         if self.device == "cuda":
             torch.cuda.empty_cache()
