@@ -41,11 +41,7 @@ def measure(
     cells = dict(known.cells)
     gpu = machine.gpu() if pool.device == "cuda" else None
     if gpu is None or gpu.energy_j() is None:
-        reason = NO_COUNTER
-        if pool.device != "cuda":
-            reason = NO_GPU
-        elif gpu is None:
-            reason = NO_NVML
+        reason = NO_GPU if pool.device != "cuda" else NO_NVML if gpu is None else NO_COUNTER
         if not cells and known.reason != reason:
             directory.write_json("energy.json", {"reason": reason})
         return

@@ -65,7 +65,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
         _refuse_untrusted(run, plan, stages, execution)
         _say_what_fits(stages, budget, progress)
         progress.show("loading the models")
-        with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as workers:
+        with start_workers(pool, plan, execution) as workers:
             sessions = _begin(workers, run, progress)
             _say_if_busy(run.sessions[-1], progress)
             recovered = {cell for stage in stages for cell in stage.runner.recovered(sessions[0], may_pass)}

@@ -115,20 +115,13 @@ class ModelPool:
         return self.methods[cell.cell]
 
     def decode(
-        self,
-        cell: Cell,
-        requests: Sequence[Request],
-        *,
-        ignore_eos: bool | None = None,
-        room: int = 0,
-        visit: int = 0,
+        self, cell: Cell, requests: Sequence[Request], *, room: int = 0, visit: int = 0
     ) -> tuple[list[Generation], Timing]:
         """Decode requests with a cell's method, checkpoints, engine, batch size and length.
 
-        `ignore_eos` overrides the cell's. `room`: least positions per row. `visit`: servers of other visits end.
+        `room`: least positions per row. `visit`: servers of other visits end.
         """
-        fixed = cell.length == "fixed" if ignore_eos is None else ignore_eos
-        method = self.method(cell)
+        fixed, method = cell.length == "fixed", self.method(cell)
         if cell.accept is not None:
             fixed, requests = True, simulation.scripted_requests(cell.accept, requests)
             if isinstance(method, simulation.Scripted):

@@ -98,18 +98,21 @@ class Scheduler:
                 chains.append([block])
         return chains
 
-    def block_s(self, cell: Cell) -> float:
-        """Return the expected time of a cell's block; 0 if no block was seen. One odd block does not change it much."""
+    def block_s(self, cell: Cell) -> float | None:
+        """Return the expected time of a cell's block; None if no block of the group was seen.
+
+        One odd block does not change it much.
+        """
         timings = self.writer.run.timings
         seen = [line.wall_s for line in timings[cell.cell]]
         if len(seen) < OWN_BLOCKS:
             seen = [line.wall_s for name in self.group.cells for line in timings[name]]
-        return median_low(seen) if seen else self.tried_s or 0.0
+        return median_low(seen) if seen else self.tried_s
 
     def part(self, warm: Collection[tuple[str, int]] = (), cells: Sequence[Cell] | None = None) -> Part:
         """Return what the cells, by default the live ones, have yet to do. warm: of a session."""
         cells = self.writer.live() if cells is None else cells
-        block_s = [] if self.unknown else [*map(self.block_s, cells)]
+        block_s = [seen_s for cell in cells if (seen_s := self.block_s(cell)) is not None]
         ended = {cell.cell: len(self.writer.run.timings[cell.cell]) for cell in cells}
         started = [name for name, _ in warm]
         return part_of(self.group, cells, block_s, ended=ended, started=started, warm_up_s=self.warm_up_s)
@@ -156,11 +159,6 @@ class Scheduler:
         """Return whether a block of these cells, with the starts of servers, is expected to end before the deadline."""
         part = self.part(warm, cells)
         return time.monotonic() + sum(part.starts_s) + sum(part.block_s) <= self.deadline
-
-    @property
-    def unknown(self) -> bool:
-        """Whether no block was seen."""
-        return self.tried_s is None and not any(map(self.writer.begun, self.writer.cells))
 
     def time_to_start(self, cell: Cell, warm: Collection[tuple[str, int]]) -> tuple[float, bool]:
         """Return the time in which a cell's server must be ready, in seconds, and whether a late one leaves the race.

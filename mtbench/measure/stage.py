@@ -77,12 +77,10 @@ class Stage:
             except IndexError:
                 return
             for place, block in enumerate(chain):
-                if place and time.monotonic() > scheduler.deadline:  # later turns: the conversation is decoded anew
-                    queue.appendleft(chain[place:])
-                    return
-                if self.execution.wait is not None:
+                late = place and time.monotonic() > scheduler.deadline  # later turns: the conversation is decoded anew
+                if self.execution.wait is not None and not late:
                     self.execution.wait()
-                if not self.runner.run_block(session, visit, block, part):
+                if late or not self.runner.run_block(session, visit, block, part):
                     queue.appendleft(chain[place:])
                     return
                 if self.budget.judging_s:
@@ -94,7 +92,7 @@ class Stage:
         """Time a block of plain decoding, so that the scheduler knows how many arms have time."""
         scheduler = self.scheduler
         plain = next((cell for cell in self.writer.live() if cell.is_reference), None)
-        if plain is None or not (scheduler.limited and scheduler.todo and scheduler.unknown):
+        if plain is None or not (scheduler.limited and scheduler.todo) or scheduler.block_s(plain) is not None:
             return
         _, block = scheduler.todo[0]
         began = time.monotonic()

@@ -35,7 +35,7 @@ class Racing:
     _suites: dict[str, Suite] = field(default_factory=dict)
     _scores: dict[str, dict[tuple[str, str], float]] = field(default_factory=dict)  # by cell, and item and text
     _accuracies: dict[str, dict[str, Word]] = field(default_factory=dict)  # verdicts by suite and arm
-    _made: dict[tuple[str, int], int] = field(default_factory=dict)  # last look of a group; -1: none
+    _made: dict[str, int] = field(default_factory=dict)  # last look of a group; -1: none
 
     @property
     def plan(self) -> Plan:
@@ -52,15 +52,14 @@ class Racing:
 
     def __call__(self, cells: Sequence[str]) -> list[Elimination]:
         """Return the cells that leave now. Looks are made as soon as plain decoding has their blocks."""
-        group = next(group for group in self.plan.groups if list(cells) == group.cells)
-        key = (group.suite, group.batch_size)
+        group = self.plan.group(cells[0])
         plain = next((name for name in group.cells if is_plain(self.plan.cell(name))), None)
         ended = 0 if plain is None else len(self.run.timings[plain])
-        last = self._made.get(key, -1)
+        last = self._made.get(group.name, -1)
         if plain is None or (0 <= last <= ended and not any(last < look <= ended for look in self.looks(group))):
             return []
         outcome = self.outcome(group)
-        self._made[key] = max(outcome.made, default=0)
+        self._made[group.name] = max(outcome.made, default=0)
         gone_before = {line.cell for line in self.run.left}
         left = [gone for gone in outcome.left if gone.cell not in gone_before]
         rivals = ("" if gone.rival is None else f" {self.plan.cell(gone.rival).arm}" for gone in left)
