@@ -147,10 +147,7 @@ class Gpu:
         return len({p.pid for p in found}) if found else None
 
     def _slowed_s(self, policy: int) -> float | None:
-        """Return the total seconds of slowdown by a performance policy.
-
-        Uses this older query instead of field values: the field ids of the newer counters differ between drivers.
-        """
+        # An older query than field values: the field ids of the newer counters differ between drivers.
         status = self.read("nvmlDeviceGetViolationStatus", policy)
         return None if status is None else float(status.violationTime) * 1e-9
 
