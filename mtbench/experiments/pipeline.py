@@ -9,13 +9,13 @@ from mtbench.results.aggregate import assemble
 from mtbench.results.format import Results
 
 
-def finish(run: Run, execution: Execution, progress: Progress, *, pages: bool = True) -> Results:
-    """Run the rest of a plan; return the results. With `pages`, write report.md and report.html too."""
+def finish(run: Run, execution: Execution, progress: Progress) -> Results:
+    """Run the rest of a plan; return the results."""
     generate(run, progress, execution)
     if due(run):
         score(run, execution.data_dir, unsandboxed=execution.allow_unsandboxed_code)
     validate(run)
-    return report(run) if pages else assemble(run)
+    return assemble(run)
 
 
 def report(run: Run, *, price_per_hour: float | None = None) -> Results:

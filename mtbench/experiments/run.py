@@ -95,7 +95,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         )
         run = Run.open(job.directory, None if job.new else job.plan)
         with job.progress() as progress:
-            results = pipeline.finish(run, execution, progress, pages=False)
+            results = pipeline.finish(run, execution, progress)
         if explain(run, results, job.note, job.deadline):
             results = assemble(run)
         pipeline.write_pages(run, results)

@@ -59,9 +59,7 @@ COMPUTING_SHARE = 0.75  # of the usual share of processor time: with less, a win
 POLLING_SHARE = 0.9  # of processor time, from which a thread that waits for a GPU does not sleep
 RECENT = 40  # windows that define the usual share
 MOST_OTHERS = 0.10  # share of the cores that other programs may use
-BUSY_OTHERS = (
-    0.25  # share of the cores that others use, from which on threads that sleep are faster than ones that spin
-)
+BUSY_OTHERS = 0.25  # share of the cores that others use, from which on threads that sleep are faster
 LOOK_S = 0.1  # in which the load of others is seen before a command decodes or trains
 SEEN = "MTBENCH_LOAD_OF_OTHERS"  # environment variable: the load that a command saw, or nothing, for its children
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # variables: how OpenMP's threads wait for each other
@@ -149,10 +147,7 @@ class Gpu:
         return len({p.pid for p in found}) if found else None
 
     def _slowed_s(self, policy: int) -> float | None:
-        """Return the total seconds of slowdown by a performance policy.
-
-        Uses this older query instead of field values: the field ids of the newer counters differ between drivers.
-        """
+        # An older query than field values: the field ids of the newer counters differ between drivers.
         status = self.read("nvmlDeviceGetViolationStatus", policy)
         return None if status is None else float(status.violationTime) * 1e-9
 

@@ -209,7 +209,6 @@ def _once_s(device: torch.device, action: Callable[[], object]) -> float:
 
 
 def _median_s(device: torch.device, action: Callable[[], object]) -> float:
-    """Return the median device seconds of `action` over REPETITIONS, after a warm-up."""
     laps = sorted(laps_s(device, action, REPETITIONS))
     return laps[len(laps) // 2]
 

@@ -10,15 +10,7 @@ from datetime import date
 
 from mtbench import plugins
 from mtbench.clients.serving_engine import Setting
-from mtbench.decoding.arms import (
-    Arm,
-    baselines,
-    cell_id,
-    engine_baselines,
-    is_ours,
-    is_served,
-    reference_arm,
-)
+from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, is_ours, is_served, reference_arm
 from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError

@@ -167,7 +167,7 @@ class BlockRunner:
         if shapes <= session.warm and not self.visit:
             return
         self.progress.show(f"starting the server of {cell.arm} b{cell.batch_size}")
-        within_s, may_leave = self.scheduler.time_to_start(cell, session.warm, time.monotonic())
+        within_s, may_leave = self.scheduler.time_to_start(cell, session.warm)
         outcome = self.decode(session, cell, block, WARM_UP_TOKENS, cold=True, within_s=within_s)
         if isinstance(outcome, Done):
             session.warm |= shapes

@@ -43,13 +43,9 @@ class BlockWriter:
             for line in run.answers[name]:
                 self._remember(name, line)
 
-    @property
-    def left(self) -> set[str]:
-        return {line.cell for line in self.run.left}
-
     def live(self, cells: Iterable[Cell] | None = None) -> list[Cell]:
         """Return those of the cells, by default of all, that decode further blocks."""
-        gone = self.failed | self.left
+        gone = self.failed.union(line.cell for line in self.run.left)
         return [cell for cell in (self.cells if cells is None else cells) if cell.cell not in gone]
 
     def begun(self, cell: Cell) -> bool:

@@ -32,7 +32,7 @@ class CellServers:
         self.releases = dict[str, str]()  # checkpoint by engine -> the engine's package
         self.running = dict[str, EngineServer]()  # by arm
         self._for: tuple[int, int] | None = None  # batch size and visit; servers of others have ended
-        self._arms = set[str]()  # that share the device
+        self.arms = set[str]()  # in this process and in servers: they share the memory of the device
         self._programs = dict[str, Path]()  # that run the engines of this session
 
     def prepare(self, cell: Cell) -> None:
@@ -43,10 +43,6 @@ class CellServers:
             engine().prepared(source, self.dtype, offline=self.offline)
         self._programs[cell.engine] = engine.python()
         self.releases[f"{cell.checkpoints[cell.on]} by {cell.engine}"] = engine.release() or "of an unknown version"
-
-    def share_with(self, arm: str) -> None:
-        """Count an arm, in this process or in a server, among those that share the device's memory."""
-        self._arms.add(arm)
 
     def ask(
         self,
@@ -86,7 +82,7 @@ class CellServers:
                 setting = made
             own, threads = words_of(cell.engine_options), torch.get_num_threads()
             rows = cell.served_as[-1].batch_size
-            share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self._arms), 1))
+            share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self.arms), 1))
             serving = Serving(model, setting, rows, room, self.dtype, threads, own, share, cell.prefix_cache)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
             self.running[cell.arm] = EngineServer(engine, self._programs[engine.name], serving, cell.arm, log)

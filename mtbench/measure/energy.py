@@ -41,11 +41,7 @@ def measure(
     cells = dict(known.cells)
     gpu = machine.gpu() if pool.device == "cuda" else None
     if gpu is None or gpu.energy_j() is None:
-        reason = NO_COUNTER
-        if pool.device != "cuda":
-            reason = NO_GPU
-        elif gpu is None:
-            reason = NO_NVML
+        reason = NO_GPU if pool.device != "cuda" else NO_NVML if gpu is None else NO_COUNTER
         if not cells and known.reason != reason:
             directory.write_json("energy.json", {"reason": reason})
         return
@@ -123,7 +119,6 @@ def window(
 
 
 def _idle_power_w(gpu: Gpu) -> float | None:
-    """Return the GPU's mean power while it is idle with the models loaded, after it has settled."""
     time.sleep(IDLE_S / 3)
     before = gpu.sample()
     time.sleep(IDLE_S)

@@ -63,9 +63,9 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     stages = staged()
     if may_pass or any(stage.scheduler.work or stage.unprobed for stage in stages):
         _refuse_untrusted(run, plan, stages, execution)
-        _say_what_fits(stages, budget, progress, refuse=run.race is not None)
+        _say_what_fits(stages, budget, progress)
         progress.show("loading the models")
-        with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as workers:
+        with start_workers(pool, plan, execution) as workers:
             sessions = _begin(workers, run, progress)
             _say_if_busy(run.sessions[-1], progress)
             recovered = {cell for stage in stages for cell in stage.runner.recovered(sessions[0], may_pass)}
@@ -81,8 +81,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
         progress.begin(len(plan.cells), 0, budget.deadline)
     if execution.timed_only:
         return
-    lost = {line.cell for line in run.left if line.lost or line.unraced}
-    passes = UntimedPasses(run, plan, failed, budget.deadline, execution.peak_memory, lost)
+    passes = UntimedPasses(run, plan, failed, budget.deadline, execution.peak_memory)
     if pool is not None:
         passes.execute(pool, progress.note, progress.show)
     else:
@@ -121,11 +120,11 @@ def _due(stages: Sequence[Stage]) -> list[Cell]:
     return [cell for stage in stages if stage.scheduler.todo for cell in stage.writer.live()]
 
 
-def _say_what_fits(stages: Sequence[Stage], budget: TimeBudget, progress: Progress, *, refuse: bool) -> None:
-    """Say how many servers and blocks have time. Raises UserError if `refuse` and a decision needs more."""
+def _say_what_fits(stages: Sequence[Stage], budget: TimeBudget, progress: Progress) -> None:
+    """Say how many servers and blocks have time. Raises UserError if the decision of a race needs more."""
     if budget.seconds is not None and any(is_served(cell.engine) for cell in _due(stages)):
         parts = [stage.scheduler.part() for stage in stages if stage.scheduler.todo]
-        if refuse:
+        if stages[0].scheduler.limited:
             budget.refuse_too_short(parts)
         progress.note(budget.described(parts))
 
@@ -139,7 +138,6 @@ def _say_if_busy(session: SessionRecord, progress: Progress) -> None:
 
 
 def _say_if_changed(session: SessionRecord, progress: Progress) -> None:
-    """Say that other programs came or went while the run decoded."""
     if (began := session.load_of_others) is None or (shares := machine.load_of_others(machine.LOOK_S)) is None:
         return
     if (began < machine.BUSY_OTHERS) != (shares[0] < machine.BUSY_OTHERS):

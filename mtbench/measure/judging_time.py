@@ -51,6 +51,11 @@ def enough(lines: Sequence[GenerationLine], *, prompts: bool = False) -> list[Ge
     return [line for n, line in zip(before, lines, strict=False) if n < EPSILON_POSITIONS_NEEDED]
 
 
+def has_enough(lines: Sequence[GenerationLine]) -> bool:
+    """Return whether answers have as many tokens as ε needs."""
+    return sum(len(line.token_ids) for line in lines) >= EPSILON_POSITIONS_NEEDED
+
+
 def expected_judging_s(run: Run, plan: Plan, rest: float = 0.0) -> float:
     """Return the expected seconds of judging the stored answers and this share of those that are yet to be decoded.
 
@@ -69,7 +74,7 @@ def expected_judging_s(run: Run, plan: Plan, rest: float = 0.0) -> float:
             fed.setdefault((*read, line.item), more * line.prompt_tokens)
             fed.setdefault((*read, line.item, *line.token_ids), more * len(line.token_ids))
         by = [] if exact else enough(max((run.answers[c.cell] for c in references(plan, cell)), key=len, default=lines))
-        if sum(len(line.token_ids) for line in by) >= EPSILON_POSITIONS_NEEDED:
+        if has_enough(by):
             fed[(*read, cell.lossless_reference, cell.engine, None)] = sum(
                 of.prompt_tokens + len(of.token_ids) for of in by
             )

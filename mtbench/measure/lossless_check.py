@@ -28,6 +28,7 @@ interruption.
 """
 
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +42,7 @@ from mtbench.decoding.output import first_difference
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.document.formatting import duration
 from mtbench.errors import UserError, first_line
-from mtbench.measure.judging_time import RECORD, answers_due, enough, plain_answers, references
+from mtbench.measure.judging_time import RECORD, answers_due, enough, has_enough, plain_answers, references
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.reading import Answer, Reading
 from mtbench.models.whole_texts import WholeTexts
@@ -49,7 +50,7 @@ from mtbench.plan.formats import GenerationLine, ReadingLine, RescoringRecord
 from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.run import Run
 from mtbench.records import dump
-from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
+from mtbench.statistics import EPSILON_CAP, EXACT_EPSILON, near_tie_epsilon
 
 NARROW = 8  # least positions of a forward of an arm's engine: in the time of one, with rounding of the same size
 COARSE = "bfloat16"  # number type whose rounding explains an engine that does not say how it computes
@@ -149,7 +150,6 @@ class Rescoring:
             raise TimeoutError(f"{INTERRUPTED}: time budget; `--resume` goes on")
 
     def _shortfalls(self, cell: Cell, lines: Sequence[GenerationLine], judge: Reading) -> dict[str, dict[str, float]]:
-        """Return the shortfalls of each answer by item."""
         held = self.plan.suite(cell.suite).constrained(cell.engine)
         plain = plain_answers(self.run, self.plan, cell)
         pairs = [(a, b) for a in lines if a.item in held for b in plain if a.item == b.item]
@@ -165,8 +165,8 @@ class Rescoring:
         Those of the cell's reference arm, at the batch size with most of them; an arm without one is its own. Prompts
         count for a serving engine if the answers have too few tokens. None if ε needs more tokens.
         """
-        most = max((self._lines(c) for c in references(self.plan, cell) or [cell]), key=len)
-        few = sum(len(line.token_ids) for line in most) < EPSILON_POSITIONS_NEEDED
+        most = max((self.run.answers[c.cell] for c in references(self.plan, cell) or [cell]), key=len)
+        few = not has_enough(most)
         prompts = few and is_served(cell.engine)
         return ([] if few and not prompts else enough(most, prompts=prompts)), prompts
 
@@ -178,7 +178,8 @@ class Rescoring:
         key, noise = (cell.suite, cell.engine, cell.checkpoints), 0.0
         plain = [c for c in self.plan.cells if c.is_reference and (c.suite, c.engine, c.checkpoints) == key]
         for other in plain[1:]:
-            pairs = [(a, b) for a in self._lines(plain[0]) for b in self._lines(other) if a.item == b.item]
+            answers = (self.run.answers[c.cell] for c in (plain[0], other))
+            pairs = [(a, b) for a, b in itertools.product(*answers) if a.item == b.item]
             noise = max([noise, *(gap for _, _, gap in self._gaps(other, pairs, judge))])
         return min(EPSILON_CAP, noise)
 
@@ -196,9 +197,6 @@ class Rescoring:
         for (a, _, place), one, two in zip(found, read[::2], read[1::2], strict=True):
             short = [line.short.get(str(place), 0.0) for line in (one, two)]
             yield a.item, place, round(max(short) - min(short) if a.item in held else max(short), 9)
-
-    def _lines(self, cell: Cell) -> list[GenerationLine]:
-        return self.run.answers[cell.cell]
 
     def _forced(
         self, cell: Cell, lines: Sequence[GenerationLine], reading: Reading, *, prompts: bool = False

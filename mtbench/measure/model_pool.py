@@ -115,20 +115,13 @@ class ModelPool:
         return self.methods[cell.cell]
 
     def decode(
-        self,
-        cell: Cell,
-        requests: Sequence[Request],
-        *,
-        ignore_eos: bool | None = None,
-        room: int = 0,
-        visit: int = 0,
+        self, cell: Cell, requests: Sequence[Request], *, room: int = 0, visit: int = 0
     ) -> tuple[list[Generation], Timing]:
         """Decode requests with a cell's method, checkpoints, engine, batch size and length.
 
-        `ignore_eos` overrides the cell's. `room`: least positions per row. `visit`: servers of other visits end.
+        `room`: least positions per row. `visit`: servers of other visits end.
         """
-        fixed = cell.length == "fixed" if ignore_eos is None else ignore_eos
-        method = self.method(cell)
+        fixed, method = cell.length == "fixed", self.method(cell)
         if cell.accept is not None:
             fixed, requests = True, simulation.scripted_requests(cell.accept, requests)
             if isinstance(method, simulation.Scripted):
@@ -159,7 +152,7 @@ class ModelPool:
         """
         started_at, served = time.perf_counter(), list[str]()
         for cell in cells:
-            self.servers.share_with(cell.arm)
+            self.servers.arms.add(cell.arm)
             method = cell.built
             if self.offline and isinstance(method, ExternalEngine) and method.host:
                 raise UserError(
@@ -176,14 +169,7 @@ class ModelPool:
 
     def clear(self) -> None:
         """Free all models."""
-        for loaded in (
-            self.drafts,
-            self.translated,
-            self.runners,
-            self.methods,
-            self.engines,
-            self.checkpoints,
-        ):
+        for loaded in (self.drafts, self.translated, self.runners, self.methods, self.engines, self.checkpoints):
             loaded.clear()
         if self.device == "cuda":
             torch.cuda.empty_cache()

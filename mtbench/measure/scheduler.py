@@ -70,11 +70,6 @@ class Scheduler:
         """Batches to decode."""
         return sum((cell.cell, r) not in self._whole for r, _ in self.todo for cell in self.writer.live())
 
-    @property
-    def shapes(self) -> Collection[int]:
-        """A block of each number of rows that is to be decoded."""
-        return {len(self.group.blocks[block]): block for _, block in self.todo}.values()
-
     def visits(self) -> Iterator[Visit]:
         """Yield what is to be decoded, in order."""
         for round_, of_round in groupby(self.todo, key=itemgetter(0)):
@@ -115,18 +110,21 @@ class Scheduler:
                 chains.append([block])
         return chains
 
-    def block_s(self, cell: Cell) -> float:
-        """Return the expected time of a cell's block; 0 if no block was seen. One odd block does not change it much."""
+    def block_s(self, cell: Cell) -> float | None:
+        """Return the expected time of a cell's block; None if no block of the group was seen.
+
+        One odd block does not change it much.
+        """
         timings = self.writer.run.timings
         seen = [line.wall_s for line in timings[cell.cell]]
         if len(seen) < OWN_BLOCKS:
             seen = [line.wall_s for name in self.group.cells for line in timings[name]]
-        return median_low(seen) if seen else self.tried_s or 0.0
+        return median_low(seen) if seen else self.tried_s
 
     def part(self, warm: Collection[tuple[str, int]] = (), cells: Sequence[Cell] | None = None) -> Part:
         """Return what the cells, by default the live ones, have yet to do. warm: of a session."""
         cells = self.writer.live() if cells is None else cells
-        block_s = [] if self.unknown else [self.block_s(cell) / self.workers for cell in cells]
+        block_s = [seen_s / self.workers for cell in cells if (seen_s := self.block_s(cell)) is not None]
         ended = {cell.cell: self._ended(cell) for cell in cells}
         started = [name for name, _ in warm]
         return part_of(self.group, cells, block_s, ended=ended, started=started, warm_up_s=self.warm_up_s)
@@ -185,12 +183,7 @@ class Scheduler:
         expected_s = (sum(part.starts_s) + self.workers * sum(part.block_s)) if begun else 0.0
         return time.monotonic() + expected_s <= self.deadline
 
-    @property
-    def unknown(self) -> bool:
-        """Whether no block was seen."""
-        return self.tried_s is None and not any(map(self.writer.begun, self.writer.cells))
-
-    def time_to_start(self, cell: Cell, warm: Collection[tuple[str, int]], now: float) -> tuple[float, bool]:
+    def time_to_start(self, cell: Cell, warm: Collection[tuple[str, int]]) -> tuple[float, bool]:
         """Return the time in which a cell's server must be ready, in seconds, and whether a late one leaves the race.
 
         Time for a decision among the other cells is kept.
@@ -199,7 +192,7 @@ class Scheduler:
         waited = cell in self._taking_part[1:] and not self.writer.begun(cell)
         may_leave = waited and len(others) >= FEWEST_ARMS
         kept_s = needs_s([self.part(warm, others)]) if may_leave else 0.0
-        return max(0.0, self.deadline - now - kept_s), may_leave
+        return max(0.0, self.deadline - time.monotonic() - kept_s), may_leave
 
     def _keep_finished_blocks(self, recovered: Collection[str]) -> set[tuple[int, int]]:
         """Delete the lines of blocks that some live cell has not finished; return the others, (round, block).

@@ -111,7 +111,6 @@ def _with_cause(reading: Reading, cause: str | None) -> Reading:
 
 
 def _stored(reading: Reading) -> dict[str, Any]:
-    """Return what readings.json holds of a reading: what it has besides the score."""
     return {name: value for name, value in asdict(reading).items() if name != "score" and value is not None}
 
 

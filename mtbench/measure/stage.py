@@ -49,7 +49,7 @@ class Stage:
                 runner.visit -= 1  # each server alone: nothing else decodes
                 self._probe(sessions[0], [cell])
             return True
-        shapes = scheduler.shapes
+        shapes = {len(scheduler.group.blocks[block]): block for _, block in todo}.values()  # a block of each
         for visit in scheduler.visits():
             runner.visit = visit.number
             if visit.number or visit.round == todo[0][0]:
@@ -63,7 +63,9 @@ class Stage:
         return True
 
     def _warm_up(self, session: WorkerSession, visit: Visit, shapes: Collection[int]) -> None:
-        self.runner.warm_up(session, self._taking_part(session, visit), shapes)
+        part, sizes = self._taking_part(session, visit), [len(self.writer.group.blocks[block]) for block in shapes]
+        cold = [c for c in part if visit.number or not {(c.cell, size) for size in sizes} <= session.warm]
+        self.runner.warm_up(session, cold, shapes)
 
     def _taking_part(self, session: WorkerSession, visit: Visit) -> list[Cell]:
         return [cell for cell in self.scheduler.taking_part(session.warm) if cell in visit.cells]
@@ -82,12 +84,10 @@ class Stage:
             except IndexError:
                 return
             for place, block in enumerate(chain):
-                if place and time.monotonic() > self.budget.until:  # later turns: the conversation is decoded anew
-                    queue.appendleft(chain[place:])
-                    return
-                if self.execution.wait is not None:
+                late = place and time.monotonic() > self.budget.until  # later turns: the conversation is decoded anew
+                if self.execution.wait is not None and not late:
                     self.execution.wait()
-                if not self.runner.run_block(session, visit, block, part):
+                if late or not self.runner.run_block(session, visit, block, part):
                     queue.appendleft(chain[place:])
                     return
                 self.budget.expect_judging(partial(expected_judging_s, self.run, self.plan))
@@ -98,7 +98,7 @@ class Stage:
         """Time a block of plain decoding, so that the scheduler knows how many arms have time."""
         scheduler = self.scheduler
         plain = next((cell for cell in self.writer.live() if cell.is_reference), None)
-        if plain is None or not (scheduler.limited and scheduler.todo and scheduler.unknown):
+        if plain is None or not (scheduler.limited and scheduler.todo) or scheduler.block_s(plain) is not None:
             return
         _, block = scheduler.todo[0]
         began = time.monotonic()

@@ -88,7 +88,8 @@ def part_of(
 
     def start_s(cell: Cell) -> float:
         if cell.cell in keys:
-            return known.get(keys[cell.cell], float(SERVING_ENGINES[str(cell.engine)].start_s))
+            usual_s: float = SERVING_ENGINES[str(cell.engine)].start_s
+            return known.get(keys[cell.cell], usual_s)
         return 0.0 if cell.cell in started else warm_up_s
 
     return Part(

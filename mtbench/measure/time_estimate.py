@@ -12,12 +12,12 @@ from statistics import fmean
 
 from mtbench.decoding.arms import is_served
 from mtbench.document.formatting import counted, duration
+from mtbench.measure.block_runner import WARM_UP_TOKENS
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.time_budget import part_of, remember_start
 from mtbench.measure.workers import Done, LocalWorker, Task, Worker
 from mtbench.plan.plan import Cell, Group, Plan
 
-FEW_TOKENS = 16
 WARM_UP_CALLS = 2  # of each shape of a cell; more only while something is compiled
 
 
@@ -49,7 +49,7 @@ class TimeEstimate:
             first = not self.samples
             for _ in range(WARM_UP_CALLS):
                 yield cell.arm
-                done = self._decoded(group, cell, FEW_TOKENS)
+                done = self._decoded(group, cell, WARM_UP_TOKENS)
                 if done is None:
                     break
                 self.samples[cell.cell] = cell, done
@@ -79,7 +79,7 @@ class TimeEstimate:
                 starting_s += visits * sum(part_of(group, [cell]).starts_s)
             else:
                 shapes = len({len(block) for block in group.blocks})
-                warm_up_s += visits * shapes * WARM_UP_CALLS * self.block_s(group, cell, FEW_TOKENS)
+                warm_up_s += visits * shapes * WARM_UP_CALLS * self.block_s(group, cell, WARM_UP_TOKENS)
             if cell.claims == "lossless" and cell.lossless_reference is not None:
                 (prompt, prompt_s, _), answers = self._pace(cell), sum(map(len, group.blocks))
                 read_s = answers * prompt_s * (prompt + fmean(self._lengths(cell))) / prompt
@@ -139,12 +139,10 @@ class TimeEstimate:
         return timing.prompt_tokens / items, before_s / items, step_s
 
     def _lengths(self, cell: Cell) -> list[int]:
-        """Return the tokens of the answers of one block."""
         budget = [self.plan.suite(cell.suite).max_new_tokens]
         return self.lengths.get(cell.suite, budget) if _is_free(cell) else budget
 
     def _decoded(self, group: Group, cell: Cell, budget: int) -> Done | None:
-        """Return the first block, decoded; None if the cell fails."""
         suite = self.plan.suite(group.suite)
         requests = self.plan.requests(suite, group.blocks[0], max_new_tokens=min(budget, suite.max_new_tokens))
         visit = self.cells.index((group, cell)) + 1 if self.plan.request.apart else 0

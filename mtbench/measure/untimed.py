@@ -25,7 +25,6 @@ class UntimedPasses:
     failed: Set[str]  # cells without answers
     deadline: float  # by time.monotonic
     peak_memory_on_cpu: bool  # one process per cell: minutes on a real model
-    lost: Set[str] = frozenset()  # cells that lost the race: neither energy nor memory is measured
 
     def execute(self, pool: ModelPool, note: Callable[[str], None], show: Callable[[str], None]) -> None:
         """Run the passes on the models of `pool`, as far as the deadline allows. show: receives the current step."""
@@ -37,7 +36,7 @@ class UntimedPasses:
             rescoring.check(cell)
             cache_probe.judge(rescoring, cell)
         del rescoring  # its models
-        left_out = failed | self.lost
+        left_out = failed.union(line.cell for line in run.left if line.lost or line.unraced)
         show("measuring energy and peak memory")
         energy.measure(run, plan, pool, left_out, note, self.deadline)
         if pool.device != "cpu" or self.peak_memory_on_cpu:

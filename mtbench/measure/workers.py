@@ -37,7 +37,8 @@ from mtbench.models.auto import resolve_device
 from mtbench.models.loading import DTYPES
 from mtbench.plan.directory import JsonObject
 from mtbench.plan.formats import SessionRecord
-from mtbench.plan.plan import Cell, RunRequest
+from mtbench.plan.plan import Cell, Plan, RunRequest
+from mtbench.plan.request import Execution
 from mtbench.plan.run import Run
 
 
@@ -208,7 +209,6 @@ class Process:
 
 
 def _serve(connection: Connection, number: int, workers: int, request: RunRequest, cells: Sequence[Cell]) -> None:
-    """Serve tasks in a worker's process until the other end closes the connection."""
     if resolve_device(request.device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
@@ -348,17 +348,12 @@ def in_parallel(sessions: Sequence[WorkerSession], work: Callable[[WorkerSession
 
 
 @contextlib.contextmanager
-def start_workers(
-    pool: ModelPool | None,
-    request: RunRequest,
-    cells: Sequence[Cell],
-    workers: int | None,
-    ray: str | None,
-) -> Iterator[Sequence[Worker]]:
+def start_workers(pool: ModelPool | None, plan: Plan, execution: Execution) -> Iterator[Sequence[Worker]]:
     """Start the workers and end them on exit. With a `pool` the worker is this process, on that pool.
 
     Raises UserError for more workers than GPUs (timings need a GPU of their own), or an unreachable cluster.
     """
+    request, cells, workers, ray = plan.request, plan.cells, execution.workers, execution.ray
     started: list[Worker] = []
     try:
         if pool is not None:

@@ -24,19 +24,8 @@ from mtbench.errors import UserError
 from mtbench.models import gguf
 from mtbench.models.architectures import attention_of
 from mtbench.models.attention import OWN
-from mtbench.models.checkpoint_files import (
-    CONFIG,
-    Shapes,
-    check_settings,
-    stored_shapes,
-)
-from mtbench.models.configuration import (
-    explained,
-    load_config,
-    max_positions,
-    refuse_unreadable,
-    refuse_unserved,
-)
+from mtbench.models.checkpoint_files import CONFIG, Shapes, check_settings, stored_shapes
+from mtbench.models.configuration import explained, load_config, max_positions, refuse_unreadable, refuse_unserved
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, path_of, read_training_record
 
 MASK = "<|mask|>"
@@ -308,11 +297,11 @@ def refuse_other_sizes(inspected: Inspected, stored: Shapes) -> None:
             )
 
 
-def without_weights(source: str, dtype: torch.dtype = torch.float32, *, offline: bool = False) -> PreTrainedModel:
+def without_weights(source: str, *, offline: bool) -> PreTrainedModel:
     """Return a checkpoint's model on the meta device: its sizes, but no weights. Raises UserError as `load_config`."""
     config = load_config(locate(source), offline=offline)
     with explained(source, "configuration", offline), torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return model
 
 

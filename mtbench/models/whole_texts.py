@@ -19,9 +19,7 @@ from mtbench.models.loading import DTYPES, loaded_model
 from mtbench.models.runner import ModelRunner
 from mtbench.sampling import numbers
 
-FED_AT_ONCE = (
-    1024  # tokens of one forward: on a slow CPU it takes seconds, and the time budget is looked at between two
-)
+FED_AT_ONCE = 1024  # tokens of one forward: seconds on a slow CPU, and the time budget is looked at between two
 LOGITS_AT_ONCE = 1 << 27  # numbers
 MASKED_AT_ONCE = 1 << 22  # positions fed times slots in view
 ALONE = {"dynamic", "longrope"}  # rope types whose angles depend on the longest text of a forward

@@ -64,7 +64,6 @@ def open_suites(request: RunRequest) -> dict[str, Suite]:
 
 
 def _refuse_unknown(kind: str, name: str, names: Collection[str], request: RunRequest) -> None:
-    """Raise UserError for a name that is not known; `kind`: the option that has it."""
     if not names:
         raise UserError(f"--{kind} {name!r}: {', '.join(request.suite)} has no choice of a {kind}; leave it out.")
     if name not in names:

@@ -11,15 +11,7 @@ from dataclasses import dataclass
 from mtbench.errors import UserError
 from mtbench.plan.checks import read_plan, read_race
 from mtbench.plan.directory import RunDirectory
-from mtbench.plan.formats import (
-    Elimination,
-    Environment,
-    FailureLine,
-    GenerationLine,
-    Race,
-    SessionRecord,
-    TimingLine,
-)
+from mtbench.plan.formats import Elimination, Environment, FailureLine, GenerationLine, Race, SessionRecord, TimingLine
 from mtbench.plan.plan import Group, Plan
 from mtbench.records import APPEND_ONLY, dump
 

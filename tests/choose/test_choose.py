@@ -70,7 +70,7 @@ def left(racing: Racing) -> dict[str, Elimination]:
 
 
 def finish(racing: Racing) -> Decision:
-    return decide(racing, pipeline.finish(racing.run, racing.executing(), Quiet(), pages=False))
+    return decide(racing, pipeline.finish(racing.run, racing.executing(), Quiet()))
 
 
 def test_the_largest_batch_size_comes_first_and_has_all_items(tmp_path: Path) -> None:

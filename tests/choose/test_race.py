@@ -220,7 +220,7 @@ def test_an_arm_without_a_word_is_shown_with_the_interval_that_its_word_is_teste
             for name, speed in zip(names, [1.0, *rng.uniform(1.1, 1.9, 9)], strict=True)
         }
         stored: Any = SimpleNamespace(
-            cells=group, looks=lambda _: 5, plan=SimpleNamespace(groups=[SimpleNamespace(cells=names)])
+            cells=group, looks=lambda _: 5, plan=SimpleNamespace(group=lambda _: SimpleNamespace(cells=names))
         )
         pairs, over = _Pairs(stored), compare(group, 0.0, 0.02, looks=5)
         plain = result_cell(arm="ar", cell="ar", reference=True)

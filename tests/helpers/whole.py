@@ -24,7 +24,7 @@ def whole_run(folder: Path, request: RunRequest) -> RunDirectory:
     """Do what `mtbench run` does, without the pages."""
     run = start(folder / "run", request)
     with RunProgress(Console(quiet=True)) as progress:
-        stages.finish(run, Execution(), progress, pages=False)
+        stages.finish(run, Execution(), progress)
     return run
 
 

@@ -25,7 +25,7 @@ from mtbench.errors import UserError
 from mtbench.experiments.choose.candidates import candidates
 from mtbench.lineup import simulation
 from mtbench.lineup.planner import make_plan
-from mtbench.measure import judging_time, lossless_check
+from mtbench.measure import judging_time
 from mtbench.measure.model_pool import ModelPool
 from mtbench.measure.untimed import UntimedPasses
 from mtbench.models import families
@@ -413,7 +413,7 @@ def answered(
 @pytest.fixture
 def twelve_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are enough for ε; the answers of these runs have them."""
-    for module in (judging_time, lossless_check, statistics):
+    for module in (judging_time, statistics):
         monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", 12)
 
 

@@ -116,7 +116,7 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     arm that it is held to. The judge's engine is the eager one; an outside engine is measured by it. Each answer is
     read once, those of all arms together.
     """
-    for module in (judging_time, lossless_check, statistics):
+    for module in (judging_time, statistics):
         monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", len(PROMPTS) * BUDGET)
     monkeypatch.setattr(statistics, "EPSILON_CAP", torch.inf)
     monkeypatch.setitem(ENGINES, "graph", Louder)

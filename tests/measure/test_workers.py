@@ -116,8 +116,8 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return super().decode(task)
 
     @contextlib.contextmanager
-    def start_workers(pool: Any, request: Any, cells: Any, *_: Any) -> Iterator[list[LocalWorker]]:
-        yield [Mortal(pool, cells)]
+    def start_workers(pool: Any, plan: Any, execution: Any) -> Iterator[list[LocalWorker]]:
+        yield [Mortal(pool, plan.cells)]
 
     monkeypatch.setattr(generating, "start_workers", start_workers)
     return fatal

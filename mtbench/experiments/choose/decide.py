@@ -10,14 +10,7 @@ from mtbench.plan.plan import Group
 from mtbench.records import dump
 from mtbench.results.aggregate import Stored, read_stored
 from mtbench.results.decision import Bounds, headline, recommend
-from mtbench.results.decision_format import (
-    FILE,
-    SCHEMA_VERSION,
-    Decision,
-    Looks,
-    RaceCost,
-    Recommendation,
-)
+from mtbench.results.decision_format import FILE, SCHEMA_VERSION, Decision, Looks, RaceCost, Recommendation
 from mtbench.results.decision_text import sentence
 from mtbench.results.format import ResultCell, Results
 
@@ -74,11 +67,11 @@ class _Pairs:
     """The comparison of two cells' times on their common blocks, however often the race has looked."""
 
     def __init__(self, stored: Stored) -> None:
-        self.stored = stored
+        self.stored, self.group = stored, stored.plan.group
 
     def faster(self, cell: ResultCell, other: ResultCell) -> bool:
         """Return whether a cell is surely faster than another, at the level that the race gives to two arms."""
-        low = self._ratio(cell, other, among=len(self._group(cell).cells) - 1).ci_low
+        low = self._ratio(cell, other, among=len(self.group(cell.cell).cells) - 1).ci_low
         return low is not None and low > 1
 
     def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> Bounds:
@@ -87,7 +80,7 @@ class _Pairs:
         tested: all arms share the level, too, and the interval is symmetric on the log scale, to its longer side.
         """
         among = self._compared(cell, other) if tested else 1
-        level = 1 - 2 * statistics.WORD_LEVELS["faster"] / (self.stored.looks(self._group(cell)) * among)
+        level = 1 - 2 * statistics.WORD_LEVELS["faster"] / (self.stored.looks(self.group(cell.cell)) * among)
         value, low, high, *_ = self._ratio(cell, other, among=among)
         if tested and value and low and high:
             reach = max(high / value, value / low)
@@ -96,7 +89,7 @@ class _Pairs:
 
     def _compared(self, cell: ResultCell, other: ResultCell) -> int:
         base = self.stored.cells[other.cell]
-        group = (self.stored.cells[name] for name in self._group(cell).cells)
+        group = (self.stored.cells[name] for name in self.group(cell.cell).cells)
         of_base = (data for data in group if other.arm in data.cell.baselines and not data.error)
         return sum(data.beside(base) is not None for data in of_base)
 
@@ -104,13 +97,10 @@ class _Pairs:
         """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
         ours, theirs = self.stored.cells[cell.cell], self.stored.cells[other.cell]
         pair = ours.beside(theirs)
-        share = partial(statistics.shared_ratio, looks=self.stored.looks(self._group(cell)), among=among)
+        share = partial(statistics.shared_ratio, looks=self.stored.looks(self.group(cell.cell)), among=among)
         if pair is None or not pair[0].samples:
             return share((), ())
         return share(pair[1].by_block("wall_s"), pair[0].by_block("wall_s"))
-
-    def _group(self, cell: ResultCell) -> Group:
-        return next(group for group in self.stored.plan.groups if cell.cell in group.cells)
 
 
 def _looks(racing: Racing, group: Group) -> Looks:

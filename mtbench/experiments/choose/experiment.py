@@ -123,7 +123,7 @@ def finish(racing: Racing, progress: RunProgress, deadline: float = float("inf")
     """Run the rest of a race, decide, and write its pages. An earlier decision stays until then."""
     run = racing.run
     racing.restore_left()
-    results = pipeline.finish(run, racing.executing(), progress, pages=False)
+    results = pipeline.finish(run, racing.executing(), progress)
     if explain(run, results, progress.show, deadline):
         results = assemble(run)
     decision = decide(racing, results)

@@ -26,7 +26,7 @@ is one more look, since it can come at any block.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
@@ -256,12 +256,13 @@ def _before(view: View, there: Sequence[RacedArm]) -> list[Elimination]:
 
 def _leaving(view: View, there: Sequence[RacedArm], block: int) -> list[Elimination]:
     look = _Look(view, there, block)
-    look.let_worse_leave()
+    look.let_lose(view.worse, "loses more accuracy than accepted")
     if block >= FIRST_LOOKS[-1]:
-        look.let_late_leave()
+        enough = FIRST_LOOKS[-2]  # blocks: an arm may have begun late
+        look.let_lose(lambda arm: view.misses_slo(arm) and view.timed(arm) >= enough, "over a limit of its latency")
     look.let_slower_leave()
     look.end_contests()
-    if not any(not arm.reference for arm in look.still()):
+    if all(arm.reference for arm in look.still()):
         for arm in look.still():
             look.leave(arm, "no arm is left beside it", lost=False)
     return list(look.out.values())
@@ -283,15 +284,10 @@ class _Look:
         there = [arm for arm in self.there if arm.name not in self.out]
         return there if same is None else [arm for arm in there if self.view.same(arm) == same]
 
-    def let_worse_leave(self) -> None:
+    def let_lose(self, fails: Callable[[RacedArm], bool], reason: str) -> None:
         for arm in self.still():
-            if self.view.worse(arm):
-                self.leave(arm, "loses more accuracy than accepted", lost=True)
-
-    def let_late_leave(self) -> None:
-        for arm in self.still():
-            if self.view.misses_slo(arm) and self.view.timed(arm) >= FIRST_LOOKS[-2]:
-                self.leave(arm, "over a limit of its latency", lost=True)
+            if fails(arm):
+                self.leave(arm, reason, lost=True)
 
     def let_slower_leave(self) -> None:
         """Compare every arm with the allowed arms of its contest, also with those that leave at this look."""

@@ -13,14 +13,7 @@ from mtbench.options import AUTO, common, texts
 from mtbench.options.common import COMPARED, DECISION, OUTPUT
 from mtbench.options.fields import option
 from mtbench.plan.formats import LimitName
-from mtbench.plan.request import (
-    DEMONSTRATION,
-    RACED_BLOCKS,
-    DecodingRequest,
-    RunRequest,
-    TimedSession,
-    default_limit,
-)
+from mtbench.plan.request import DEMONSTRATION, RACED_BLOCKS, DecodingRequest, RunRequest, TimedSession, default_limit
 
 
 class RaceRequest(DecodingRequest):

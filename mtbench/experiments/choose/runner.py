@@ -12,6 +12,7 @@ from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.experiments.choose.race import Block, Outcome, RacedArm, replay, words
+from mtbench.measure.judging_time import enough, has_enough
 from mtbench.measure.score import readings_of
 from mtbench.plan.formats import Elimination, GenerationLine, Race, Slo, TimingLine
 from mtbench.plan.plan import MIN_BLOCKS, Cell, Group, Plan
@@ -22,7 +23,7 @@ from mtbench.results.aggregate import commit_gaps, percentiles
 from mtbench.results.figure_formats import Percentiles
 from mtbench.results.format import ResultCell
 from mtbench.results.samples import SERVED_UNIT_S
-from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, Word
+from mtbench.statistics import EXACT_EPSILON, Word
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Racing:
     _suites: dict[str, Suite] = field(default_factory=dict)
     _scores: dict[str, dict[tuple[str, str], float]] = field(default_factory=dict)  # by cell, and item and text
     _accuracies: dict[str, dict[str, Word]] = field(default_factory=dict)  # verdicts by suite and arm
-    _made: dict[tuple[str, int], int] = field(default_factory=dict)  # last look of a group; -1: none
+    _made: dict[str, int] = field(default_factory=dict)  # last look of a group; -1: none
 
     @property
     def plan(self) -> Plan:
@@ -51,15 +52,14 @@ class Racing:
 
     def __call__(self, cells: Sequence[str]) -> list[Elimination]:
         """Return the cells that leave now. Looks are made as soon as plain decoding has their blocks."""
-        group = next(group for group in self.plan.groups if list(cells) == group.cells)
-        key = (group.suite, group.batch_size)
+        group = self.plan.group(cells[0])
         plain = next((name for name in group.cells if is_plain(self.plan.cell(name))), None)
         ended = 0 if plain is None else len(self.run.timings[plain])
-        last = self._made.get(key, -1)
+        last = self._made.get(group.name, -1)
         if plain is None or (0 <= last <= ended and not any(last < look <= ended for look in self.looks(group))):
             return []
         outcome = self.outcome(group)
-        self._made[key] = max(outcome.made, default=0)
+        self._made[group.name] = max(outcome.made, default=0)
         gone_before = {line.cell for line in self.run.left}
         left = [gone for gone in outcome.left if gone.cell not in gone_before]
         rivals = ("" if gone.rival is None else f" {self.plan.cell(gone.rival).arm}" for gone in left)
@@ -143,14 +143,10 @@ class Racing:
         """
         for before in itertools.takewhile(lambda other: other != group, self.plan.groups):
             same = [c for c in map(self.plan.cell, before.cells) if (c.suite, c.arm) == (plain.suite, plain.arm)]
-            stored = [line for c in same for line in self.run.answers[c.cell]]
-            if sum(len(line.token_ids) for line in stored) >= EPSILON_POSITIONS_NEEDED:
+            if has_enough([line for c in same for line in self.run.answers[c.cell]]):
                 return 0
-        tokens = [0] * len(group.blocks)
-        for line in lines:
-            tokens[line.block] += len(line.token_ids)
-        enough = (n for n, total in enumerate(itertools.accumulate(tokens), 1) if total >= EPSILON_POSITIONS_NEEDED)
-        return next(enough, len(tokens))
+        first = enough(sorted(lines, key=lambda line: line.block))
+        return first[-1].block + 1 if has_enough(first) else len(group.blocks)
 
     def _settled_accuracies(self, group: Group) -> dict[str, Word]:
         """Return by arm its accuracy verdict from the largest batch size; empty for that size itself.

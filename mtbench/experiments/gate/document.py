@@ -10,7 +10,7 @@ from mtbench.document.model import Block, Document, Entry, Notes, Pairs, Part, P
 from mtbench.experiments.gate import tables
 from mtbench.experiments.gate.figures import forest
 from mtbench.experiments.gate.format import STAGES, BuildRecord, Finding, Gate, NoiseFloor, StageName
-from mtbench.experiments.gate.tables import LEVEL_WORDS, Status
+from mtbench.experiments.gate.tables import LEVEL_WORDS, LEVELS, Status
 from mtbench.records import cleaned
 
 STAGE_NAMES: dict[StageName, str] = {
@@ -26,11 +26,11 @@ def document(gate: Gate, *, drawn: bool = True) -> Document:
     gate = cleaned(gate)
     values = {"accepted": f"{gate.request.max_slowdown:g}%", "looks": listed(gate.looks)}
     words, notes = ([(name, text.format(**values)) for name, text in of.items()] for of in (WORDS, NOTES))
-    cells, found = tables.cells(gate), [(stage, tables.findings_of(gate, stage)) for stage in STAGES]
+    cells, gravest = tables.cells(gate), sorted(gate.findings, key=lambda finding: LEVELS.index(finding.level))
     findings: list[Block] = [
         Part(STAGE_NAMES[stage], [Points(list(map(_point, of_stage)))], folded=False)
-        for stage, of_stage in found
-        if of_stage
+        for stage in STAGES
+        if (of_stage := [finding for finding in gravest if finding.stage == stage])
     ]
     return Document(
         title=gate.reason.rstrip("."),

@@ -122,7 +122,6 @@ def _counts(run: Read) -> dict[str, dict[Any, int]]:
 
 
 def _unstable(base: Read, again: Read) -> tuple[list[str], list[str]]:
-    """Return in words which answers and which work differ in base's two runs."""
     repeated = _counts(again)
     return (
         [words for name, words in ANSWER.items() if _differing(name, base, again)],

@@ -70,7 +70,6 @@ class GateExperiment(Experiment[GateOptions, GateSession, GatePlan, Gate]):
 
 
 def _plan_arguments(request: GateOptions) -> list[str]:
-    """Return the options of `mtbench plan` that both builds get."""
     given = {name: getattr(request, name) for name in PLANNED if name in request.model_fields_set}
     named = as_words(given, PlanRequest)
     return [*named, "--limit", texts.ALL if request.limit is None else str(request.limit)]
@@ -80,10 +79,9 @@ def _builds(request: GateRequest, note: Callable[[str], None]) -> tuple[Build, B
     """Return base and head. Plugin files are imported here as well: this process reads their methods."""
     for file in request.plugins:
         plugins.load_file(file)
-    base = replace(resolve(request.base, note, request.engine), plugins=tuple(request.plugins))
-    if request.head == request.base:
-        return base, base
-    return base, replace(resolve(request.head, note, request.engine), plugins=tuple(request.plugins))
+    named = dict.fromkeys((request.base, request.head))  # once, if they are one
+    of = {env: replace(resolve(env, note, request.engine), plugins=tuple(request.plugins)) for env in named}
+    return of[request.base], of[request.head]
 
 
 def write(directory: Path, gate: Gate) -> Path:

@@ -10,16 +10,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import ConfigDict, Field, StringConstraints
 
 from mtbench.experiments.gate.request import GateOptions
-from mtbench.records import (
-    CellName,
-    Count,
-    NonNegative,
-    Record,
-    Seconds,
-    Sha256,
-    Size,
-    VersionOne,
-)
+from mtbench.records import CellName, Count, NonNegative, Record, Seconds, Sha256, Size, VersionOne
 
 SCHEMA_VERSION: Literal[2] = 2  # of gate.json and request.json
 UtcTime = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]

@@ -94,7 +94,6 @@ class GateRun:
         return self.base == self.head
 
     def _noise(self, compared: Comparable) -> NoiseFloor | None:
-        """Return the noise that the pairs of one build show; None after too few pairs."""
         pairs = read_pairs(self.directory / "pairs")
         found = differences(pairs, [cell.cell for cell in compared.cells])
         noise = [floor.noise_of(cell, d) for cell, d in found.items() if len(d) >= floor.FEWEST_PAIRS]

@@ -11,16 +11,7 @@ from mtbench.document import model
 from mtbench.document.formatting import NONE, bounds, counted, listed, seconds
 from mtbench.document.model import Entry, Row, Table, Tone
 from mtbench.experiments.gate.decision import MOST_PAIRS
-from mtbench.experiments.gate.format import (
-    EXIT_CODES,
-    BuildRecord,
-    Finding,
-    Gate,
-    Level,
-    StageName,
-    TimeTest,
-    Verdict,
-)
+from mtbench.experiments.gate.format import EXIT_CODES, BuildRecord, Gate, Level, TimeTest, Verdict
 
 NOT_COMPARED = "not compared"
 ALL_CELLS = "mean of all cells"  # has spaces, so no cell has this name
@@ -108,7 +99,6 @@ def _time(test: TimeTest) -> Entry:
 
 
 def _mean_seconds(values: Sequence[float]) -> str:
-    """Return the geometric mean of seconds; none if there is no value or one is 0."""
     return seconds(geometric_mean(values) if values and min(values) > 0 else None)
 
 
@@ -116,12 +106,6 @@ def names(gate: Gate) -> list[str]:
     """Return the cells in the order of the times, then of the comparison, then of the findings."""
     named = (finding.cell for finding in gate.findings if finding.cell is not None)
     return list(dict.fromkeys((*(cell.cell for cell in gate.timed), *gate.compared, *named)))
-
-
-def findings_of(gate: Gate, stage: StageName) -> list[Finding]:
-    """Return the findings of a stage, the gravest first."""
-    found = [finding for finding in gate.findings if finding.stage == stage]
-    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
 def exact_status(gate: Gate, cell: str) -> Status:
