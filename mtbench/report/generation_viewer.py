@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from mtbench.measure.lossless_check import first_difference
+from mtbench.decoding.output import first_difference
 from mtbench.models import gguf
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, locate
 from mtbench.models.token_text import INCOMPLETE, exact_text, special_ids
