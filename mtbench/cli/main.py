@@ -133,7 +133,9 @@ def _execute() -> Any:
     try:
         return app(prog_name="mtbench", standalone_mode=False)
     except UserError as error:
-        again = shlex.join(["mtbench", *sys.argv[1:], *error.add])
+        options = zip(error.add[::2], error.add[1::2], strict=True)
+        add = [word for option in options if option[0] not in sys.argv for word in option]
+        again = shlex.join(["mtbench", *sys.argv[1:], *add])
         return _complain(f"{error}: `{again}`" if error.add else str(error))
     except UsageError as error:
         return _complain_of_usage(error.format_message(), error.ctx.command_path if error.ctx else "mtbench")

@@ -192,7 +192,9 @@ def dry_run(
 ) -> None:
     """Print the plan."""
     request = _read(experiment, given)
-    if session.out is not None and not session.resume:
+    if session.resume:
+        raise UserError("--dry-run plans anew, and --resume goes on with a plan; leave one of them out.")
+    if session.out is not None:
         refuse_used(Path(session.out), experiment.command)
     experiment.dry_run(experiment.plan(request, session), given.keys(), console, notes)
 

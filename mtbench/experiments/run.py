@@ -141,8 +141,8 @@ def show_estimate(
     for cell, reason in expected.failed.items():
         console.say(f"{cell} fails: {reason}")
     console.say(f"{before}{expected.described()}")
-    if any(is_served(cell.engine) for cell in planned.cells):
-        console.say(outlook(planned, expected.served_block_s(), budget_s))
+    if budget_s is not None or any(is_served(cell.engine) for cell in planned.cells):
+        console.say(outlook(planned, expected.longest_block_s(), budget_s))
     if stopped:
         raise stopped
 

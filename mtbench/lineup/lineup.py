@@ -201,14 +201,15 @@ def _refuse_absent(spec: str, family: Family, request: RunRequest) -> None:
     """Raise UserError if no model is named, and that of the suite is neither here nor on a hub that can be reached."""
     if request.family or request.model or request.checkpoint or request.weights or families.is_here(family):
         return
-    add = "--family", [name for name, known in families.FAMILIES.items() if families.is_here(known)][-1]
+    here = [name for name, known in families.FAMILIES.items() if families.is_here(known)]
+    add = ["--family", here[-1], "--time-budget", "10m"]  # a suite takes hours on a CPU
     reason = "--offline" if request.offline else network.hub_refusal()
     if request.simulate_acceptance is not None:
-        add, reason = ("--weights", families.RANDOM + next(iter(SHAPES))), "any weights do for --simulate-acceptance"
+        add, reason = ["--weights", families.RANDOM + next(iter(SHAPES))], "any weights do for --simulate-acceptance"
     if reason:
         raise UserError(
             f"no model is named, and {family.name}, that of {spec}, is not on this machine ({reason}); add `--model "
-            f"PATH` (a folder or GGUF file) or `{' '.join(add)}`",
+            f"PATH` (a folder or GGUF file) or `{' '.join(add[:2])}`",
             add,
         )
 

@@ -120,8 +120,9 @@ class BlockWriter:
     def _leave(self, lines: Sequence[Elimination]) -> None:
         self.run.add_left(lines)
         arms = defaultdict[str, list[str]](list)
+        to_come = sum(self.group.rounds) - max(len(self.run.timings[cell.cell]) for cell in self.cells)
         for line in lines:
-            self.progress.skip(sum(self.group.rounds) - len(self.run.timings[line.cell]))
+            self.progress.skip(to_come)
             when = "left out" if line.unraced else f"out after {counted(len(self.run.timings[line.cell]), 'block')}"
             arms[f"{when}: {line.reason}"].append(self.plan.cell(line.cell).arm)
         for why, names in arms.items():

@@ -107,10 +107,10 @@ class TimeEstimate:
         (_, prompt_s, step_s), items = self._pace(cell), len(group.blocks[0])
         return items * prompt_s + step_s * _steps([budget] if budget else self._lengths(cell), cell, items)
 
-    def served_block_s(self) -> float | None:
-        """Return the longest of the blocks that servers have decoded; None if none has."""
-        served = [(g, c) for g, c in self.cells if is_served(c.engine) and c.cell in self.samples]
-        return max((self.block_s(group, cell) for group, cell in served), default=None)
+    def longest_block_s(self) -> float | None:
+        """Return the longest of the blocks of cells that were measured; None if none was."""
+        measured = [(group, cell) for group, cell in self.cells if cell.cell in self.samples]
+        return max((self.block_s(group, cell) for group, cell in measured), default=None)
 
     def _in_order(self) -> list[tuple[Group, Cell]]:
         """Return the cells as they are measured: of each group one first, which stands for its others.

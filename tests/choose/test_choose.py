@@ -205,6 +205,9 @@ def test_a_race_with_too_few_tokens_for_a_grade_runs_in_float32(monkeypatch: pyt
     few, enough, named = (request, request.changed(limit=40), request.changed(dtype="bfloat16"))
     assert [plan_of(r).plan.request.dtype for r in (few, enough, named)] == ["float32", "bfloat16", "bfloat16"]
     assert any("so it runs in float32" in warning for warning in warnings_of(few))
+    within = plan_of(enough, time_budget_s=60)
+    assert within.plan.request.dtype == "float32", "only six blocks are certain"
+    assert any("in 6 blocks 768 tokens of plain decoding" in warning for warning in within.warnings)
 
 
 def warnings_of(request: RaceRequest) -> list[str]:

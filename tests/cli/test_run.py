@@ -257,10 +257,12 @@ def test_a_plan_has_the_dtype_of_this_machine(
 def test_a_dry_run_refuses_what_the_run_would(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dry run refuses a directory that is not empty, before any work."""
+    """A dry run refuses a directory that is not empty, before any work; and a plan that is there already."""
     (tmp_path / "file").touch()
     code, _, error = mtbench(capsys, monkeypatch, "run", "-o", str(tmp_path), "--dry-run")
     assert (code, "exists and is never overwritten" in error) == (2, True)
+    code, _, error = mtbench(capsys, monkeypatch, "run", "-o", str(tmp_path), "--dry-run", "--resume")
+    assert (code, "--dry-run plans anew" in error) == (2, True)
 
 
 @pytest.mark.whole

@@ -107,6 +107,6 @@ def test_a_suite_without_its_model_gets_a_command_that_runs_here(
     assert capsys.readouterr().err == (
         "error: no model is named, and qwen2.5-0.5b, that of gsm8k, is not on this machine (127.0.0.1: Connection "
         "refused); add `--model PATH` (a folder or GGUF file) or `--family tiny`: `mtbench run --suite gsm8k "
-        "--data-dir 'a b' --family tiny`\n"
+        "--data-dir 'a b' --family tiny --time-budget 10m`\n"
     )
     assert line_up("gsm8k", RunRequest(suite=["gsm8k"], family="tiny"), None).arms
