@@ -21,6 +21,7 @@ from mtbench.report.phrases import (
 )
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.figure_formats import Accuracy, AccuracyComparison, Speedup, Spread
+from mtbench.results.flags import WRONG_ANSWERS
 from mtbench.results.format import ResultCell
 
 CAPTION = "95% intervals in brackets, each of one arm alone. Bars: speedup on a log scale; the upright line is 1."
@@ -173,4 +174,4 @@ def notes_of(cell: ResultCell) -> Notes:
     if (graded := cell.lossless) is not None and (note := grade_note(graded)):
         notes.append(("open", note))
     flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG] + falling_acceptance(cell)
-    return notes + [("flag", f"{flag}.") for flag in flags]
+    return notes + [("open" if WRONG_ANSWERS in flag else "flag", f"{flag}.") for flag in flags]

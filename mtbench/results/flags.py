@@ -27,6 +27,7 @@ ALIKE = 2 / 3  # of a prompt's tokens: one of so many takes over a third of its 
 ANEW = "start it without its prefix cache, or anew for one batch size and `--rounds 1`"
 UNREAD_SHARE = 0.05  # of the answers, above which unread ones are flagged
 UNREAD_WRONG = 5  # unread wrong answers, from which on they are flagged if they are most of the wrong ones
+WRONG_ANSWERS = "this is the speed of wrong answers"
 ACCURACY_FLOOR = 0.05  # below this accuracy, speed is the speed of wrong answers
 
 
@@ -237,7 +238,7 @@ def result_flags(cell: Cell, summary: Summary, finish: Finish, comparisons: Comp
     flags = []
     accuracy = summary.accuracy.value if summary.accuracy else None
     if accuracy is not None and accuracy < ACCURACY_FLOOR:
-        flags.append(f"accuracy {accuracy:.1%}, below {ACCURACY_FLOOR:.0%}: this is the speed of wrong answers")
+        flags.append(f"accuracy {accuracy:.1%}, below {ACCURACY_FLOOR:.0%}: {WRONG_ANSWERS}")
     if cell.length == "natural":
         ratios = [s.length_ratio for s in comparisons.speedup if not s.includes_engine]
         length_ratio = ratios[0] if ratios else None
