@@ -334,7 +334,7 @@ def test_an_error_of_the_hub_has_remedies(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     for refusal, parts in (
-        ("huggingface.co: no", r"huggingface\.co: no.*prompts:FILE.*smollm2"),
+        ("huggingface.co: no", r"huggingface\.co: no.*--data-dir DIR.*prompts:FILE"),
         (None, "Couldn't reach"),
     ):
         monkeypatch.setattr(network, "hub_refusal", lambda refusal=refusal: refusal)
