@@ -190,9 +190,7 @@ def _cell(
 ) -> ResultCell:
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, of_arm = summarize(data, suite.metric), _of_arm(stored, cell.suite, cell.arm)
-    ends = Counter(line.finish_reason for line in data.lines.values())
-    finish = Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
-    cost = _cost(stored.price_per_hour, summary.tokens_per_s.value)
+    finish, cost = _finish(data), _cost(stored.price_per_hour, summary.tokens_per_s.value)
     prepared = [line for line in stored.preparation if line.cell == cell.cell]
     cached, divided = prefix_cache(data.cache) if cell.prefix_cache else None, acceptance.divided(data, suite.thinking)
     beside = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
@@ -241,6 +239,11 @@ def _cell(
         agreement=compared.agreement,
         **parts,
     )
+
+
+def _finish(data: CellData) -> Finish:
+    ends = Counter(line.finish_reason for line in data.lines.values())
+    return Finish(end=ends["end"], stop=ends["stop"], length=ends["length"])
 
 
 def _status(stored: Stored, data: CellData, group: Group) -> Status:
