@@ -157,9 +157,9 @@ def notes_of(rows: Sequence[Row], of: str) -> list[str]:
     found = [(KINDS.index(kind), row.name, note) for row in rows for kind, note in row.notes if kind != KINDS[0]]
     for _, name, note in sorted(found, key=lambda one: one[0]):
         alike.setdefault(re.sub(r"[\d.,]+", "0", note), []).append((name, note))
-    said = []
+    texts = []
     for of_rows in alike.values():
         names, notes = (list(dict.fromkeys(words)) for words in zip(*of_rows, strict=True))
         whose = f"all {of}s" if len(names) == len({row.name for row in rows}) > 1 else few(names)
-        said.append(f"{whose}: {'for example ' if len(notes) > 1 else ''}{notes[0]}")
-    return said
+        texts.append(f"{whose}: {'for example ' if len(notes) > 1 else ''}{notes[0]}")
+    return texts

@@ -158,8 +158,9 @@ class TimeBudget:
     def outlook(self, parts: Sequence[Part]) -> str:
         """Return `described`, and if some arms get no decision, for how many there is time."""
         arms, most = fitting(self.left_s, parts), max(len(part.starts_s) for part in parts)
-        said = self.described(parts)
-        return said if arms == most else f"{said}; {self.too_short(arms or f'fewer than {FEWEST_ARMS}', most, parts)}"
+        if arms == most:
+            return self.described(parts)
+        return f"{self.described(parts)}; {self.too_short(arms or f'fewer than {FEWEST_ARMS}', most, parts)}"
 
     def too_short(self, arms: int | str, most: int, parts: Sequence[Part]) -> str:
         """Return for how many arms the time suffices, and what all need."""
