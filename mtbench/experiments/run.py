@@ -49,9 +49,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
     def plan(self, request: RunRequest, session: RunSession) -> Plan:
         """Return prompts, cells, blocks and rounds."""
         refuse(session.workers, session.ray, request.device)
-        here = session.ray is None
-        planned = make_plan(request, here=here)
-        return gpu_memory.divided(planned) if here else planned
+        return make_plan(request, here=False) if session.ray is not None else gpu_memory.divided(make_plan(request))
 
     def headline(self, planned: Plan, given: Collection[str]) -> str:
         """Return a plan in one line: its items, with the default limit if that left some out, its arms and batches."""

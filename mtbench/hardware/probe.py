@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from mtbench.hardware.stopwatch import Stopwatch
-from mtbench.models.configuration import attention_sizes
 from mtbench.models.loading import Checkpoint, layer_parameters
 
 COPY_BYTES = 2 << 30  # of each of two buffers, if memory allows
@@ -84,7 +83,9 @@ def count(model: Any) -> Shape:
         raise ValueError("layers of several sizes, which are not counted")
     body, head = layer_parameters(model), model.get_output_embeddings().weight
     turns = getattr(getattr(model, "format", None), "modules", 1)  # modules of a draft, of which a forward runs one
-    layers, (heads, kv_heads, head_dim) = config.num_hidden_layers // turns, attention_sizes(config)
+    layers, heads = config.num_hidden_layers // turns, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:  # as in transformers, a window then applies to every layer

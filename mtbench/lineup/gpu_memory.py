@@ -5,26 +5,24 @@ the keys and values of all rows, and what its engine states; what is left over i
 models when all servers have ended, so it has no part.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
 import torch
 
 from mtbench.clients.engine_server import GIB
-from mtbench.clients.serving_engine import ServingEngine
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError
 from mtbench.hardware import machine
 from mtbench.models.auto import parameters, resolve_device
-from mtbench.models.checkpoint_files import loaded_bytes
+from mtbench.models.checkpoint_files import stored_bytes
 from mtbench.models.configuration import cached_numbers, load_config
 from mtbench.models.families import path_of, split_part
 from mtbench.models.loading import DTYPES
-from mtbench.plan.plan import Cell, GpuMemory, Group, Plan, RunRequest
+from mtbench.plan.plan import Cell, Plan, RunRequest
 from mtbench.statistics import UNITS_NEEDED
 
 FILLED = 0.95  # of a GPU's memory, that is divided: the driver and what is not counted have the rest
@@ -48,107 +46,99 @@ def divided(plan: Plan, processes: int = 1) -> Plan:
 
     processes: how many commands take turns on the GPU. Raises UserError for servers that do not fit.
     """
-    engines = {cell.cell: SERVING_ENGINES[cell.engine]() for cell in plan.cells if is_served(cell.engine)}
-    engines = {name: engine for name, engine in engines.items() if engine.on_gpu()}
-    found = device_bytes(plan.request.device) if engines else None
+    served = [cell for cell in plan.cells if is_served(cell.engine) and not cell.fault]
+    served = [cell for cell in served if SERVING_ENGINES[str(cell.engine)]().on_gpu()]
+    found = device_bytes(plan.request.device) if served else None
     if found is None:
         return plan
     total, free = found
-    free = min(free, int(FILLED * total) // processes)
-    memory = GpuMemory(total_bytes=total, free_bytes=free, own_bytes=_own_bytes(plan))
+    free, own = min(free, int(FILLED * total) // processes), _own_bytes(plan)
     given = dict[str, int]()
     for group in plan.groups:
-        served = [plan.cell(name) for name in group.cells if name in engines]
-        for cells in [[cell] for cell in served] if plan.request.apart else [served] if served else []:
-            given |= _parts(plan, group, cells, engines, memory)
-    cells = [cell.changed(server_bytes=given.get(cell.cell)) for cell in plan.cells]
-    return plan.changed(cells=cells, gpu_memory=memory)
+        cells = [cell for cell in served if cell.cell in group.cells]
+        for beside in [[cell] for cell in cells] if plan.request.apart else filter(None, [cells]):
+            given |= _parts(plan, beside, total, free, own)
+    return plan.changed(cells=[c.changed(gpu_bytes=given.get(c.cell)) for c in plan.cells], gpu_bytes=own)
 
 
 def described(plan: Plan) -> list[str]:
     """Return how a plan divides the GPU's memory, a line for each batch size."""
-    if (memory := plan.gpu_memory) is None:
-        return []
-    apart, lines = "each server alone, " if plan.request.apart else "", list[str]()
+    lines, apart = list[str](), ", one server at a time" if plan.request.apart else ""
     for group in plan.groups:
-        servers = [cell for cell in map(plan.cell, group.cells) if cell.server_bytes is not None]
-        parts = ", ".join(f"{cell.arm} {_gib(cell.server_bytes or 0)}" for cell in servers)
-        all_of = f"{_gib(memory.free_bytes)} of {_gib(memory.total_bytes)} GiB"
-        own = f"mtbench {_gib(memory.own_bytes)}"
-        lines += [f"GPU memory at batch size {group.batch_size}, {apart}{all_of}: {own}, {parts}"] if servers else []
+        given = [f"{cell.arm} {_gib(cell.gpu_bytes)}" for cell in map(plan.cell, group.cells) if cell.gpu_bytes]
+        parts = ", ".join([f"mtbench {_gib(plan.gpu_bytes or 0)} GiB", *given])
+        lines += [f"GPU memory at batch size {group.batch_size}{apart}: {parts}"] if given else []
     return lines
 
 
-def _parts(
-    plan: Plan, group: Group, cells: Sequence[Cell], engines: Mapping[str, ServingEngine], memory: GpuMemory
-) -> dict[str, int]:
+def _parts(plan: Plan, cells: Sequence[Cell], total: int, free: int, own: int) -> dict[str, int]:
     """Return the bytes of servers that run side by side, by cell: what each needs, and an equal part of the rest.
 
-    A user's own option of an arm's server stands. Raises UserError if they do not fit.
+    A part that its user names is as it is.
     """
-    asked = {cell.cell: _asked_bytes(cell, engines[cell.cell], memory.total_bytes) for cell in cells}
-    needs = {cell.cell: asked[cell.cell] or _needed_bytes(plan, cell, engines[cell.cell]) for cell in cells}
-    largest = max(cells, key=lambda cell: needs[cell.cell])
-    rest = memory.free_bytes - memory.own_bytes - sum(needs.values())
-    if needs[largest.cell] > memory.free_bytes - OWN_BYTES:
-        more = f"`--engine-option {largest.engine}:{engines[largest.cell].splits[0]}=2`"
+    needs = {cell.cell: _needed(plan, cell, total) for cell in cells}
+    largest = max(cells, key=lambda cell: needs[cell.cell][0])
+    most, size, needed = needs[largest.cell][0], largest.batch_size, sum(least for least, _ in needs.values())
+    if most > free - OWN_BYTES:
+        two = f"--engine-option {largest.engine}:{SERVING_ENGINES[str(largest.engine)].splits[0]}=2"
         raise UserError(
-            f"the server of {largest.arm!r} needs {_gib(needs[largest.cell])} GiB of the GPU's memory at batch size "
-            f"{group.batch_size}, and {_gib(memory.free_bytes - OWN_BYTES)} GiB are there for it; give a quantised "
-            f"checkpoint, or two GPUs: {more}."
+            f"the server of {largest.arm!r} needs {_gib(most)} GiB of the GPU's memory at batch size {size}, and "
+            f"{_gib(free - OWN_BYTES)} GiB are there; give a quantised checkpoint, or two GPUs: `{two}`."
         )
-    if rest < 0:
+    if needed > free - own:
         raise UserError(
-            f"batch size {group.batch_size} needs {_gib(sum(needs.values()))} GiB of the GPU's memory for "
-            f"{counted(len(cells), 'server')} and {_gib(memory.own_bytes)} GiB for mtbench, and "
-            f"{_gib(memory.free_bytes)} GiB are there; give fewer arms or smaller batch sizes, or start servers one "
-            f"at a time: `mtbench run --apart --rounds {UNITS_NEEDED['round']}`."
+            f"batch size {size} needs {_gib(needed)} GiB of the GPU's memory for {counted(len(cells), 'server')} and "
+            f"{_gib(own)} GiB for mtbench, and {_gib(free)} GiB are there; give fewer arms or smaller batch sizes, or "
+            f"start servers one at a time: `mtbench run --apart --rounds {UNITS_NEEDED['round']}`."
         )
-    free = [name for name, given in asked.items() if given is None]
-    return {name: needed + (rest // len(free) if name in free else 0) for name, needed in needs.items()}
+    more = (free - own - needed) // max(1, sum(not named for _, named in needs.values()))
+    return {name: least if named else least + more for name, (least, named) in needs.items()}
 
 
-def _asked_bytes(cell: Cell, engine: ServingEngine, total_bytes: int) -> int | None:
-    """Return what a server takes by its user's own option; None without it."""
-    values = [option.value for option in cell.engine_options if option.name.replace("_", "-") == engine.share_option]
-    with suppress(ValueError):  # its engine refuses it
-        return int(float(values[-1] or "") * total_bytes) + engine.beside_bytes if values else None
-    return None
-
-
-def _needed_bytes(plan: Plan, cell: Cell, engine: ServingEngine) -> int:
-    """Return the least that the server of a cell takes on each of its GPUs."""
-    whole = [source for source in cell.checkpoints.values() if not split_part(source)[1]]  # a part lies in its whole
-    rows, room = cell.served_as[-1].batch_size, plan.suite(cell.suite).room
-    cached = rows * room * sum(_token_bytes(source, plan.request) for source in whole)
-    divisors = [option.value or "" for option in cell.engine_options if option.name.replace("_", "-") in engine.splits]
-    devices = prod(int(value) for value in divisors if value.isdecimal() and int(value))
-    weights = sum(_weight_bytes(source, plan.request) for source in whole)
-    return (weights + cached) // devices + engine.beside_bytes + engine.work_bytes
+def _needed(plan: Plan, cell: Cell, total: int) -> tuple[int, bool]:
+    """Return what the server of a cell takes at least of each of its GPUs, and whether its user names that part."""
+    engine = SERVING_ENGINES[str(cell.engine)]()
+    options = {option.name: option.value or "" for option in cell.engine_options}
+    try:
+        if engine.share_option in options:
+            return int(float(options[engine.share_option]) * total) + engine.beside_bytes, True
+        devices = prod(int(options.get(name, 1)) for name in engine.splits)
+    except ValueError as error:
+        raise UserError(f"{cell.arm!r}: an option of its server is no number ({error}).") from None
+    sizes = [_sizes(source, plan.request) for source in cell.checkpoints.values() if not split_part(source)[1]]
+    positions = cell.served_as[-1].batch_size * plan.suite(cell.suite).room
+    held = sum(weights + positions * token for weights, token in sizes)
+    return held // max(1, devices) + engine.beside_bytes + engine.work_bytes, False
 
 
 def _own_bytes(plan: Plan) -> int:
     """Return what mtbench's own arms take: each checkpoint once, and for each runner the largest cache of any batch."""
-    caches = dict[tuple[str, str, str | None], int]()
+    weights, caches = dict[str, int](), dict[tuple[str, str, str | None], int]()
     for cell in plan.cells:
         for role, source in cell.checkpoints.items() if cell.computes_here else ():
-            key, positions = (role, source, cell.engine), cell.batch_size * plan.suite(cell.suite).room
-            caches[key] = max(caches.get(key, 0), positions * _token_bytes(source, plan.request))
-    weights = {path_of(source): _weight_bytes(source, plan.request) for _, source, _ in caches}
-    return OWN_BYTES + sum(caches.values()) + sum(weights.values())
+            weights[path_of(source)], token = _sizes(source, plan.request)
+            key, cache = (role, source, cell.engine), cell.batch_size * plan.suite(cell.suite).room * token
+            caches[key] = max(caches.get(key, 0), cache)
+    return OWN_BYTES + sum(weights.values()) + sum(caches.values())
 
 
-def _weight_bytes(source: str, request: RunRequest) -> int:
-    folder, itemsize = Path(path_of(source)), DTYPES[request.dtype].itemsize
-    here = loaded_bytes(folder, itemsize) if folder.is_dir() else 0
-    return here or itemsize * parameters(source, request.offline)
+def _sizes(source: str, request: RunRequest) -> tuple[int, int]:
+    """Return the bytes of a checkpoint's weights, and of a token's keys and values, in the dtype of a run.
 
-
-def _token_bytes(source: str, request: RunRequest) -> int:
-    """Return the bytes of a token's keys and values; 0 for a configuration that only an engine knows."""
-    with suppress(UserError):
-        return cached_numbers(load_config(path_of(source), offline=request.offline)) * DTYPES[request.dtype].itemsize
-    return 0
+    Packed weights stay as they are. A configuration that only an engine can read says nothing about the cache.
+    """
+    itemsize, path = DTYPES[request.dtype].itemsize, path_of(source)
+    stored = stored_bytes(Path(path)) if Path(path).is_dir() else 0
+    try:
+        config = load_config(path, offline=request.offline)
+    except UserError:
+        return stored or itemsize * parameters(source, request.offline), 0
+    if (
+        isinstance(kind := getattr(config, "dtype", None), torch.dtype)
+        and getattr(config, "quantization_config", None) is None
+    ):
+        stored = stored * itemsize // kind.itemsize
+    return stored or itemsize * parameters(source, request.offline), itemsize * cached_numbers(config)
 
 
 def _gib(size: int) -> str:

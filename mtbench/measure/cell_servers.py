@@ -79,10 +79,8 @@ class CellServers:
                 assert isinstance(made, Setting), "planning refuses it"
                 setting = made
             own, threads = words_of(cell.engine_options), torch.get_num_threads()
-            rows = cell.served_as[-1].batch_size
-            serving = Serving(
-                model, setting, rows, room, self.dtype, threads, own, self._share(engine, cell), cell.prefix_cache
-            )
+            rows, share = cell.served_as[-1].batch_size, self._share(engine, cell)
+            serving = Serving(model, setting, rows, room, self.dtype, threads, own, share, cell.prefix_cache)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
             self.running[cell.arm] = EngineServer(engine, self._programs[engine.name], serving, cell.arm, log)
         return self.running[cell.arm]
@@ -92,7 +90,7 @@ class CellServers:
         if not engine.on_gpu() or (found := gpu_memory.device_bytes(self.device)) is None:
             return None
         total, free = found
-        given = cell.server_bytes
+        given = cell.gpu_bytes
         if given is None:  # of a cluster, whose GPUs are not known when the run is planned
             given = int(gpu_memory.FILLED * total) // (1 if self.apart else max(len(self.arms), 1))
         return engine.share(given, total, free)

@@ -62,7 +62,7 @@ def _known_starts() -> dict[str, float]:
 
 
 def _key(cell: Cell) -> str:
-    where = f"{platform.node()}{'' if cell.server_bytes is None else ', GPU'}"
+    where = f"{platform.node()}{'' if cell.gpu_bytes is None else ', GPU'}"
     served = with_options(cell.checkpoints[cell.on], cell.engine_options)
     return f"{SERVING_ENGINES[str(cell.engine)].release()} on {where}: {served}"
 
@@ -93,7 +93,7 @@ def part_of(
     def start_s(cell: Cell) -> float:
         if cell.cell in keys:
             engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
-            usual_s = engine.usual_start_s(cell.engine_options, gpu=cell.server_bytes is not None)
+            usual_s = engine.usual_start_s(cell.engine_options, gpu=cell.gpu_bytes is not None)
             return known.get(keys[cell.cell], usual_s)
         return 0.0 if cell.cell in started else warm_up_s
 

@@ -6,7 +6,6 @@ folder, is refused. A file may be a link, since the hub's cache consists of link
 
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Mapping
 from fnmatch import fnmatch
@@ -47,7 +46,6 @@ OTHER_FILES = {  # unreadable weights of a folder: their name, and the remedy
 }
 
 WEIGHTS_OF_ENGINES = (".safetensors", ".bin", ".pt", ".pth")
-FLOATS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # safetensors' names of types that are loaded as another: bytes
 
 Shapes = dict[str, tuple[int, ...]]  # of stored tensors, by name
 
@@ -99,16 +97,6 @@ def stored_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*") if file.suffix in WEIGHTS_OF_ENGINES)
 
 
-def loaded_bytes(folder: Path, itemsize: int) -> int:
-    """Return the size of a folder's weights in memory, where a number of floating point takes `itemsize` bytes.
-
-    Packed weights stay as they are. Raises UserError as `stored_bytes`, and for a file that is not safetensors.
-    """
-    stored = [tensor for file in folder.glob("*.safetensors") for tensor in _header(file).values()]
-    changed = (math.prod(shape) * (itemsize - FLOATS.get(kind, itemsize)) for shape, kind in stored)
-    return stored_bytes(folder) + sum(changed)
-
-
 def weights_sha256(folder: Path) -> str | None:
     """Return the hash of a local checkpoint's safetensors files, in the order of their names; None for a hub id."""
     digest = hashlib.sha256()
@@ -127,7 +115,7 @@ def stored_shapes(folder: Path) -> Shapes:
     """
     shapes: Shapes = {}
     for file in weight_files(folder):
-        shapes |= {name: shape for name, (shape, _) in _header(file).items()}
+        shapes |= _header(file)
     return shapes
 
 
@@ -159,14 +147,13 @@ def _indexed(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shapes and types in the header of a safetensors file. safetensors checks that it describes every byte."""
+def _header(file: Path) -> Shapes:
+    """Return the shapes in the header of a safetensors file, which safetensors checks: it must describe every byte."""
     try:
         with files.open_plain(file):
             pass
         with safe_open(file, "np") as stored:
-            tensors = {name: stored.get_slice(name) for name in stored.offset_keys()}
-            return {name: (tuple(of.get_shape()), str(of.get_dtype())) for name, of in tensors.items()}
+            return {name: tuple(stored.get_slice(name).get_shape()) for name in stored.offset_keys()}
     except FileNotFoundError:
         raise UserError(f"{file} is missing; give another checkpoint.") from None
     except (OSError, SafetensorError) as error:

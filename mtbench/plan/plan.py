@@ -247,8 +247,8 @@ class Cell(Record):
     other_tokens: list[ServerOption] = OTHER_TOKENS
     revision: str | None = Field(None, description="commit on the hub of the checkpoint that decodes; null: not known")
     alternative: bool = Field(False, description="true: plain decoding in its engine has other options of the server")
-    server_bytes: StoredCount | None = Field(
-        None, description="bytes of a GPU's memory that its server may take; null: not on a GPU, or not known"
+    gpu_bytes: StoredCount | None = Field(
+        None, description="bytes of a GPU's memory that its server may take; null: it is not on a GPU, or not known"
     )
 
     @property
@@ -297,14 +297,6 @@ class Group(Record):
         return f"{self.suite} b{self.batch_size}"
 
 
-class GpuMemory(Record):
-    """A GPU's memory, when the run was planned."""
-
-    total_bytes: StoredCount = Field(description="bytes in all")
-    free_bytes: StoredCount = Field(description="bytes that are divided")
-    own_bytes: StoredCount = Field(description="of these, for weights, keys and values of mtbench's own arms, and work")
-
-
 class Plan(Record):
     """plan.json: everything that generation needs. It holds prompts as token ids, cells, blocks and rounds."""
 
@@ -320,7 +312,9 @@ class Plan(Record):
     publication: str | None = Field(
         None, description="published table that the results are compared with, by name; null: none"
     )
-    gpu_memory: GpuMemory | None = Field(None, description="of the GPU that servers share; null: none do")
+    gpu_bytes: StoredCount | None = Field(
+        None, description="bytes of a GPU's memory for mtbench's own arms beside servers; null: no server is on a GPU"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -1,5 +1,6 @@
 """How a GPU's memory is divided among servers and mtbench's own arms, on fake devices: all fit, or none starts."""
 
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,8 @@ import torch
 from driver import Driver
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from scripted_engine import PLUGIN, Scripted, install
+from small import save_small
 from stored import stored_lines
 from typer.testing import CliRunner, Result
 from whole import forget_plugin_files, whole_run
@@ -28,7 +29,6 @@ from mtbench.lineup import gpu_memory
 from mtbench.lineup.gpu_memory import FILLED, OWN_BYTES, described, device_bytes, divided
 from mtbench.lineup.planner import make_plan
 from mtbench.measure.model_pool import ModelPool
-from mtbench.models.checkpoint_files import loaded_bytes
 from mtbench.models.configuration import cached_numbers
 from mtbench.plan.plan import Plan, RunRequest
 
@@ -84,7 +84,7 @@ def planned(**asked: Any) -> Plan:
 
 
 def given_to(plan: Plan) -> list[int]:
-    return [cell.server_bytes for cell in plan.cells if cell.server_bytes is not None]
+    return [cell.gpu_bytes for cell in plan.cells if cell.gpu_bytes is not None]
 
 
 @settings(deadline=None, max_examples=50)  # the first of each plan takes longer
@@ -99,7 +99,7 @@ def test_shares_fit_beside_mtbench_and_each_server_in_its_own_or_the_plan_is_ref
         usable = min(free_gib, FILLED * total_gib / processes) * GIB
         own = gpu_memory._own_bytes(plan)
         served = [cell for cell in plan.cells if cell.engine == "scripted"]
-        needs = [gpu_memory._needed_bytes(plan, cell, SERVING_ENGINES["scripted"]()) for cell in served]
+        needs = [gpu_memory._needed(plan, cell, int(total_gib * GIB))[0] for cell in served]
         if sum(needs) + own > usable + 2:
             with pytest.raises(UserError, match=r"GiB are there"):
                 divided(plan, processes)
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused_before_a_start_and_fits_apart(
     alone = divided(planned(apart=True, rounds=5))
     assert given_to(alone) == [int(FILLED * 6 * GIB) - OWN_BYTES] * 2
     assert described(alone) == [
-        "GPU memory at batch size 1, each server alone, 5.7 of 6.0 GiB: mtbench 1.5, ar@ar/scripted 4.2, "
+        "GPU memory at batch size 1, one server at a time: mtbench 1.5 GiB, ar@ar/scripted 4.2, "
         "prompt-lookup:ahead=2@ar/scripted 4.2"
     ]
 
@@ -179,7 +179,7 @@ def test_an_option_of_the_user_stands_and_is_counted(monkeypatch: pytest.MonkeyP
 
 def test_servers_of_a_cpu_have_no_share() -> None:
     plan = divided(planned())
-    assert (given_to(plan), plan.gpu_memory, described(plan)) == ([], None, [])
+    assert (given_to(plan), plan.gpu_bytes, described(plan)) == ([], None, [])
 
 
 def test_a_dry_run_says_who_gets_what(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_dry_run_says_who_gets_what(monkeypatch: pytest.MonkeyPatch) -> None:
     said = " ".join(mtbench("--rounds", "1", "--dry-run").output.split())
     own, each = 1.5, (76 - 1.5) / 2
     parts = f"ar@ar/scripted {each:.1f}, prompt-lookup:ahead=2@ar/scripted {each:.1f}"
-    assert f"GPU memory at batch size 1, 76.0 of 80.0 GiB: mtbench {own:.1f}, {parts}" in said
+    assert f"GPU memory at batch size 1: mtbench {own:.1f} GiB, {parts}" in said
 
 
 def test_the_sizes_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +210,11 @@ def test_keys_and_values_are_counted_as_the_caches_hold_them() -> None:
 
 
 def test_weights_are_counted_in_the_dtype_of_the_run_and_packed_ones_as_they_are(tmp_path: Path) -> None:
-    save_file({"a": torch.zeros(64, 16)}, tmp_path / "model-1.safetensors")
-    save_file({"b": torch.zeros(1000, dtype=torch.uint8)}, tmp_path / "model-2.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    headers = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors")) - 64 * 16 * 4 - 1000
-    assert loaded_bytes(tmp_path, 4) - headers == 64 * 16 * 4 + 1000
-    assert loaded_bytes(tmp_path, 2) - headers == 64 * 16 * 2 + 1000
+    folder = save_small(tmp_path / "model", dtype="float32")
+    stored = (folder / "model.safetensors").stat().st_size
+    request = RunRequest(dtype="bfloat16")
+    assert gpu_memory._sizes(str(folder), request)[0] == stored // 2
+    config = json.loads((folder / "config.json").read_text())
+    packed = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": packed}))
+    assert gpu_memory._sizes(str(folder), request)[0] == stored

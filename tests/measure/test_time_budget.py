@@ -254,7 +254,7 @@ def test_a_measured_start_is_that_of_its_device_and_its_servers_options() -> Non
     """The engine guesses the others."""
     plan = make_plan(RunRequest(method=["ar"], engine=["scripted"], limit=1, batch_size=(1,)))
     [cell], [group] = plan.cells, plan.groups
-    on_gpu, eager = cell.changed(server_bytes=1 << 30), cell.changed(engine_options=["enforce-eager"])
+    on_gpu, eager = cell.changed(gpu_bytes=1 << 30), cell.changed(engine_options=["enforce-eager"])
     remember_start(cell, 3.0)
     guess = SERVING_ENGINES["scripted"].start_s
     assert [part_of(group, [one]).starts_s[0] for one in (cell, on_gpu, eager)] == [3.0, guess, guess]
