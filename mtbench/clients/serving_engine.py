@@ -6,6 +6,7 @@ differ. Values that an engine does not report are null.
 """
 
 import itertools
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class Serving:
     dtype: str
     threads: int
     options: Sequence[str] = field(default_factory=tuple)  # the engine's own, passed through
-    share: float | None = None  # of a GPU's memory that it may take; None: it runs on a CPU
+    share: float | None = None  # the value of `share_option`; None: its server runs on a CPU
     prefix_cache: bool = False  # it keeps prompts for later ones that begin alike
 
 
@@ -89,6 +90,11 @@ class ServingEngine(EngineInstallation):
     overridable: ClassVar[tuple[str, ...]] = ()  # options of its server that mtbench sets, and `--engine-option` may
     same_output: ClassVar[tuple[str, ...]] = ()  # options of its server that must give the same tokens
     start_s: ClassVar[float] = 60.0  # guess of the time of a start, until one is measured
+    share_option: ClassVar[str] = ""  # option of its server: the part of a GPU's memory that it takes; empty: no GPU
+    share_of_free: ClassVar[bool] = False  # it is a part of what is free when the server starts, not of all
+    beside_bytes: ClassVar[int] = 0  # of a GPU's memory, that its server takes beside that part
+    work_bytes: ClassVar[int] = 1 << 30  # in that part, beside weights, keys and values: activations, graphs
+    splits: ClassVar[tuple[str, ...]] = ()  # options of its server: on how many GPUs a model is divided
     health: ClassVar[str] = "/health"  # page that answers 200 once the server is ready
     variables: ClassVar[Mapping[str, str]] = {}  # environment variables of its process
     text: ClassVar[bool] = True  # its server takes and gives text too, so that a third-party client can load it
@@ -235,6 +241,19 @@ class ServingEngine(EngineInstallation):
         return Layout()
 
     # --- How its server starts and gets requests ---
+
+    def on_gpu(self) -> bool:
+        """Return whether its server computes on a GPU where there is one."""
+        return bool(self.share_option)
+
+    def share(self, given_bytes: int, total_bytes: int, free_bytes: int) -> float:
+        """Return the value of `share_option` with which its server takes so much of a GPU's memory, rounded down."""
+        of_bytes = free_bytes if self.share_of_free else total_bytes
+        return math.floor(1e4 * (given_bytes - self.beside_bytes) / of_bytes) / 1e4
+
+    def usual_start_s(self, options: Sequence[ServerOption], *, gpu: bool) -> float:
+        """Return a guess of the time of a start with these options of the server. gpu: on a GPU."""
+        return self.start_s
 
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
         """Return the command that starts the server on a port of this machine."""

@@ -11,7 +11,6 @@ from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.run import RunExperiment
 from mtbench.lineup.lineup import Lineup, family_of
-from mtbench.lineup.planner import make_plan
 from mtbench.measure.worker_counts import refuse
 from mtbench.plan.plan import Plan
 from mtbench.plan.request import ReproduceRequest, RunRequest, RunSession
@@ -37,7 +36,7 @@ class ReproduceExperiment(RunExperiment):
         methods, missing = _entered(table, settings)
         if not (settings.method or methods):
             raise UserError(f"nothing of {table.name} can be run here: {next(iter(missing.values()))}")
-        plan = make_plan(settings.changed(method=settings.method or methods), here=session.ray is None)
+        plan = super().plan(settings.changed(method=settings.method or methods), session)
         return plan.changed(publication=table.name)
 
     def warnings(self, planned: Plan) -> list[str]:

@@ -10,6 +10,7 @@ from mtbench.errors import FAILED, INCOMPLETE, MissingWeights
 from mtbench.experiments import pipeline
 from mtbench.experiments.diagnosis import explain
 from mtbench.experiments.experiment import Experiment, Job
+from mtbench.lineup import gpu_memory
 from mtbench.lineup.engine_arms import servers_of
 from mtbench.lineup.planner import make_plan, write_plan
 from mtbench.measure.time_budget import outlook
@@ -48,7 +49,7 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
     def plan(self, request: RunRequest, session: RunSession) -> Plan:
         """Return prompts, cells, blocks and rounds."""
         refuse(session.workers, session.ray, request.device)
-        return make_plan(request, here=session.ray is None)
+        return make_plan(request, here=False) if session.ray is not None else gpu_memory.divided(make_plan(request))
 
     def headline(self, planned: Plan, given: Collection[str]) -> str:
         """Return a plan in one line: its items, with the default limit if that left some out, its arms and batches."""
@@ -124,6 +125,8 @@ def show_estimate(
 
     before: words before the time. budget_s: the time budget. Without weights no time is known.
     """
+    for parts in gpu_memory.described(planned):
+        console.say(parts)
     expected = stopped = None
     try:
         with ChangingLine(notes) as line:

@@ -15,12 +15,10 @@ from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.decoding.request import Request, refuse_unknown_ids
 from mtbench.files import cache_home
-from mtbench.lineup import simulation
+from mtbench.lineup import gpu_memory, simulation
 from mtbench.models.loading import Inspected
 from mtbench.options.engine_options import words_of
 from mtbench.plan.plan import Cell
-
-SERVED_SHARE = 0.9  # of a GPU's memory, for the servers of a batch size and our own models
 
 
 class CellServers:
@@ -81,12 +79,21 @@ class CellServers:
                 assert isinstance(made, Setting), "planning refuses it"
                 setting = made
             own, threads = words_of(cell.engine_options), torch.get_num_threads()
-            rows = cell.served_as[-1].batch_size
-            share = None if self.device == "cpu" else SERVED_SHARE / (1 if self.apart else max(len(self.arms), 1))
+            rows, share = cell.served_as[-1].batch_size, self._share(engine, cell)
             serving = Serving(model, setting, rows, room, self.dtype, threads, own, share, cell.prefix_cache)
             log = cache_home() / "engines" / "logs" / f"{cell.cell}.log"
             self.running[cell.arm] = EngineServer(engine, self._programs[engine.name], serving, cell.arm, log)
         return self.running[cell.arm]
+
+    def _share(self, engine: ServingEngine, cell: Cell) -> float | None:
+        """Return the part of the GPU's memory that a cell's server may take; None if it is not on a GPU."""
+        if not engine.on_gpu() or (found := gpu_memory.device_bytes(self.device)) is None:
+            return None
+        total, free = found
+        given = cell.gpu_bytes
+        if given is None:  # of a cluster, whose GPUs are not known when the run is planned
+            given = int(gpu_memory.FILLED * total) // (1 if self.apart else max(len(self.arms), 1))
+        return engine.share(given, total, free)
 
     def _prepared(self, engine: ServingEngine, cell: Cell) -> tuple[str, Setting]:
         settings = dict[int, Setting]()

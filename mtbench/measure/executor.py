@@ -19,6 +19,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.document.formatting import counted, percent
 from mtbench.errors import UserError
 from mtbench.hardware import machine
+from mtbench.lineup.gpu_memory import divided
 from mtbench.lineup.planner import with_dtype
 from mtbench.measure.block_writer import BlockWriter, Progress
 from mtbench.measure.judging_time import expected_judging_s
@@ -62,6 +63,9 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
 
     stages = staged()
     if may_pass or any(stage.scheduler.work or stage.unprobed for stage in stages):
+        if not execution.ray:
+            plan = divided(plan, processes=1 if execution.wait is None else 2)
+            stages = staged()
         _refuse_untrusted(run, plan, stages, execution)
         _say_what_fits(stages, budget, progress)
         progress.show("loading the models")

@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 from pydantic import RootModel
 
+from mtbench.clients.serving_engine import ServingEngine
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.document.formatting import counted, duration
 from mtbench.errors import UserError
 from mtbench.files import cache_home, write_json
+from mtbench.options.engine_options import with_options
 from mtbench.plan.plan import MIN_BLOCKS, Cell, Group, Plan
 from mtbench.records import StoredSeconds, read_json
 
@@ -46,7 +48,7 @@ class Part(NamedTuple):
 
 
 class Starts(RootModel[dict[str, StoredSeconds]]):
-    """A file of the cache: the time of the last start, by release, machine and checkpoint."""
+    """A file of the cache: the time of the last start, by release, machine, device, checkpoint and server's options."""
 
 
 def _starts_file() -> Path:
@@ -60,7 +62,9 @@ def _known_starts() -> dict[str, float]:
 
 
 def _key(cell: Cell) -> str:
-    return f"{SERVING_ENGINES[str(cell.engine)].release()} on {platform.node()}: {cell.checkpoints[cell.on]}"
+    where = f"{platform.node()}{'' if cell.gpu_bytes is None else ', GPU'}"
+    served = with_options(cell.checkpoints[cell.on], cell.engine_options)
+    return f"{SERVING_ENGINES[str(cell.engine)].release()} on {where}: {served}"
 
 
 def remember_start(cell: Cell, seconds: float) -> None:
@@ -88,7 +92,8 @@ def part_of(
 
     def start_s(cell: Cell) -> float:
         if cell.cell in keys:
-            usual_s: float = SERVING_ENGINES[str(cell.engine)].start_s
+            engine: ServingEngine = SERVING_ENGINES[str(cell.engine)]()
+            usual_s = engine.usual_start_s(cell.engine_options, gpu=cell.gpu_bytes is not None)
             return known.get(keys[cell.cell], usual_s)
         return 0.0 if cell.cell in started else warm_up_s
 

@@ -73,6 +73,18 @@ def max_positions(config: Any) -> int:
     return next(filter(None, known), 1 << 30)
 
 
+def cached_numbers(config: Any) -> int:
+    """Return how many numbers a KV cache holds of a token, over all layers with attention; 0 if that is not known."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * getattr(text, "num_hidden_layers", 0)
+    layers = sum(kind in (*SERVED_LAYERS, "attention") for kind in kinds)
+    if rank := getattr(text, "kv_lora_rank", None):  # latents in place of keys and values: DeepSeek, arXiv 2405.04434
+        return int(layers * (rank + text.qk_rope_head_dim))
+    heads = getattr(text, "num_attention_heads", None) or 0
+    size = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // max(heads, 1)
+    return int(layers * 2 * (getattr(text, "num_key_value_heads", None) or heads) * size)
+
+
 def rope_types(config: Any) -> set[str]:
     """Return the rope types of a configuration."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

@@ -247,6 +247,9 @@ class Cell(Record):
     other_tokens: list[ServerOption] = OTHER_TOKENS
     revision: str | None = Field(None, description="commit on the hub of the checkpoint that decodes; null: not known")
     alternative: bool = Field(False, description="true: plain decoding in its engine has other options of the server")
+    gpu_bytes: StoredCount | None = Field(
+        None, description="bytes of a GPU's memory that its server may take; null: it is not on a GPU, or not known"
+    )
 
     @property
     def built(self) -> Method:
@@ -308,6 +311,9 @@ class Plan(Record):
     )
     publication: str | None = Field(
         None, description="published table that the results are compared with, by name; null: none"
+    )
+    gpu_bytes: StoredCount | None = Field(
+        None, description="bytes of a GPU's memory for mtbench's own arms beside servers; null: no server is on a GPU"
     )
 
     @model_validator(mode="before")

@@ -40,6 +40,7 @@ from mtbench.measure.time_budget import (
     fitting,
     needs_s,
     outlook,
+    part_of,
     remember_start,
 )
 from mtbench.plan.directory import RunDirectory
@@ -247,6 +248,18 @@ def test_a_budget_that_is_known_to_be_too_short_is_refused_before_a_start(
     )
     assert not (tmp_path / "run").exists()
     assert started == []
+
+
+def test_a_measured_start_is_that_of_its_device_and_its_servers_options() -> None:
+    """The engine guesses the others."""
+    plan = make_plan(RunRequest(method=["ar"], engine=["scripted"], limit=1, batch_size=(1,)))
+    [cell], [group] = plan.cells, plan.groups
+    on_gpu, eager = cell.changed(gpu_bytes=1 << 30), cell.changed(engine_options=["enforce-eager"])
+    remember_start(cell, 3.0)
+    guess = SERVING_ENGINES["scripted"].start_s
+    assert [part_of(group, [one]).starts_s[0] for one in (cell, on_gpu, eager)] == [3.0, guess, guess]
+    remember_start(on_gpu, 90.0)
+    assert [part_of(group, [one]).starts_s[0] for one in (cell, on_gpu, eager)] == [3.0, 90.0, guess]
 
 
 def test_a_dry_run_starts_one_server_and_says_whether_a_decision_fits(

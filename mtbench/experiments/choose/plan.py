@@ -7,6 +7,7 @@ from mtbench.errors import UserError
 from mtbench.experiments.choose.candidates import Candidates, candidates
 from mtbench.experiments.choose.race import looks
 from mtbench.experiments.choose.request import RaceRequest
+from mtbench.lineup.gpu_memory import divided
 from mtbench.lineup.planner import make_plan
 from mtbench.models.auto import resolve_device
 from mtbench.options import AUTO
@@ -48,7 +49,7 @@ def plan_of(request: RaceRequest, time_budget_s: float | None = None) -> RacePla
     plan, ungraded = _graded(plan.changed(groups=groups, cells=cells), request, within=time_budget_s is not None)
     at = {group.name: looks(len(group.blocks)) for group in groups}
     race = Race(schema_version=2, request=dump(request), slo_s=dict(request.slo), refused=raced.refused, looks=at)
-    return RacePlan(raced, plan, race, [*left_out, *plan.warnings(), *ungraded], time_budget_s)
+    return RacePlan(raced, divided(plan), race, [*left_out, *plan.warnings(), *ungraded], time_budget_s)
 
 
 def _graded(plan: Plan, request: RaceRequest, *, within: bool) -> tuple[Plan, list[str]]:
