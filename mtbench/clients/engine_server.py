@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -60,7 +61,8 @@ class EngineServer:
         self._refuse_too_large()
         port = _free_port()
         command = self.engine.started(self.python, self.serving, port)
-        self.command = shlex.join(self.engine.started(self.python, self.serving))
+        # Whoever deploys it has the whole device for it.
+        self.command = shlex.join(self.engine.started(self.python, replace(self.serving, share=None)))
         self.log.parent.mkdir(parents=True, exist_ok=True)
         group = self.log.with_suffix(f".{os.getpid()}.group")  # another command may run the same cell
         group.unlink(missing_ok=True)

@@ -47,10 +47,16 @@ def divided(plan: Plan, processes: int = 1) -> Plan:
     processes: how many commands take turns on the GPU. Raises UserError for servers that do not fit.
     """
     served = [cell for cell in plan.cells if is_served(cell.engine) and not cell.fault]
-    served = [cell for cell in served if SERVING_ENGINES[str(cell.engine)]().on_gpu()]
+    served = [cell for cell in served if SERVING_ENGINES[str(cell.engine)].share_option]
     found = device_bytes(plan.request.device) if served else None
     if found is None:
         return plan
+    for engine in [SERVING_ENGINES[name]() for name in {str(cell.engine) for cell in served}]:
+        if not engine.on_gpu():
+            raise UserError(
+                f"{engine.release()} computes on a CPU, and this run is on cuda; name an installation for GPUs, "
+                f"`mtbench fetch engine {engine.name} --program PYTHON`, or give `--device cpu`."
+            )
     total, free = found
     free, own = min(free, int(FILLED * total) // processes), _own_bytes(plan)
     given = dict[str, int]()

@@ -1,7 +1,6 @@
 """How a GPU's memory is divided among servers and mtbench's own arms, on fake devices: all fit, or none starts."""
 
 import json
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,16 +119,23 @@ def _planned(methods: tuple[str, ...], engines: tuple[str, ...]) -> Plan:
     return PLANS[key]
 
 
-def command_shares(commands: list[str]) -> list[float]:
-    return [float(words[words.index("--memory") + 1]) for words in map(shlex.split, commands)]
-
-
 def test_two_servers_do_not_get_the_same_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A whole run: the parts in the servers' commands leave room for mtbench and for what each takes beside them."""
+    """A whole run: the parts in the servers' commands leave room for mtbench and for what each takes beside them.
+
+    The command to deploy has none: that server is alone.
+    """
     a_device(monkeypatch, 80, 78)
+    shares, launch = list[float](), SERVING_ENGINES["scripted"].launch
+
+    def launched(self: Any, python: Path, serving: Serving, port: int) -> list[str]:
+        words: list[str] = launch(self, python, serving, port)
+        shares.extend(float(words[words.index("--memory") + 1]) for _ in range("--memory" in words))
+        return words
+
+    monkeypatch.setattr(SERVING_ENGINES["scripted"], "launch", launched)
     run = whole_run(tmp_path, RunRequest(method=ARMS, engine=["graph", "scripted"], **FEW))
-    shares = command_shares([line["server"] for line in stored_lines(run, "preparation.jsonl") if line.get("server")])
-    assert len(shares) == 2
+    shown = [line["server"] for line in stored_lines(run, "preparation.jsonl") if line.get("server")]
+    assert (len(shares), len(shown), "--memory" in " ".join(shown)) == (2, 2, False)
     assert min(shares) > 0.4
     assert sum(shares) * 80 + (2 * BESIDE + OWN_BYTES) / GIB <= FILLED * 80
 
@@ -175,6 +181,13 @@ def test_an_option_of_the_user_stands_and_is_counted(monkeypatch: pytest.MonkeyP
     assert given_to(plan) == [10 * GIB + BESIDE, 20 * GIB + BESIDE]
     with pytest.raises(UserError, match=r"needs 43\.0 GiB"):
         divided(planned(method=["ar"], engine_option=["scripted:memory=0.5|0.55"]))
+
+
+def test_a_build_for_a_cpu_is_refused_in_a_run_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_device(monkeypatch, 80)
+    monkeypatch.setattr(SERVING_ENGINES["scripted"], "on_gpu", lambda engine: False)
+    with pytest.raises(UserError, match=r"scripted==1 computes on a CPU.*fetch engine scripted --program PYTHON"):
+        divided(planned())
 
 
 def test_servers_of_a_cpu_have_no_share() -> None:
