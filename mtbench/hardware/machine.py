@@ -146,10 +146,7 @@ class Gpu:
         }
 
     def holders(self) -> set[int] | None:
-        """Return the processes that use the GPU for compute; None if the driver does not tell.
-
-        Inside a container it may list none, or ids of another namespace.
-        """
+        """Return the processes that use the GPU for compute. In a container maybe none, or ids of another namespace."""
         found = self.read("nvmlDeviceGetComputeRunningProcesses")
         return None if found is None else {process.pid for process in found}
 

@@ -105,10 +105,7 @@ class CellServers:
         return None if server is None else server.command
 
     def groups(self, cell: Cell) -> tuple[list[int] | None, list[int]]:
-        """Return the groups of the processes of a cell's server, and of the servers that wait meanwhile.
-
-        The first are none while the server does not run; None: the cell needs no server.
-        """
+        """Return the groups of a cell's server (none before it starts; None: it needs none) and of those that wait."""
         groups = {arm: server.groups for arm, server in self.running.items()}
         own = groups.pop(cell.arm, [])
         return own if is_served(cell.engine) else None, [group for of_arm in groups.values() for group in of_arm]

@@ -28,10 +28,7 @@ def refuse(workers: int | None, ray: str | None, device: str) -> None:
 
 
 def visible_gpus(device: str) -> list[str]:
-    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none if the device is a CPU.
-
-    Nothing here makes a context. Raises UserError for a device that is not available.
-    """
+    """Return the GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them; none for a CPU. Raises UserError."""
     if resolve_device(device) == "cpu":
         return []
     names = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name]

@@ -128,7 +128,7 @@ def test_a_stranger_that_was_there_before_disturbs_every_block(gpu: SharedGpu) -
 def test_a_container_that_lists_no_process_is_named_once(gpu: SharedGpu) -> None:
     """On the terminal and on the page. No block is dropped."""
     gpu.lists, progress = False, Watching()
-    run = decoded(gpu, progress)
+    run = decoded(gpu, progress, batch_size=(1,))
     assert {(line.shared, line.dropped) for line in lines(run)} == {(None, None)}
     reason = "NVML lists no process, as in some containers"
     assert progress.notes == [f"other programs on the GPU are not seen ({reason}); let none run there"]
@@ -139,7 +139,7 @@ def test_a_container_that_lists_no_process_is_named_once(gpu: SharedGpu) -> None
 def test_a_server_that_computes_while_it_should_wait_is_named(gpu: SharedGpu) -> None:
     """A child that has left the server's group is not paused with it."""
     script = {"child": str(gpu.folder.with_name("child")), "computes": CHILD.format(str(gpu.folder), SPINS)}
-    run = decoded(gpu, Quiet(), script | {"takes_s": 0.3}, batch_size=(1,), rounds=1)
+    run = decoded(gpu, Quiet(), script | {"takes_s": 0.2}, batch_size=(1,), limit=1, rounds=1)
     assert {line.dropped for line in lines(run)} == {machine.UNPAUSED}
 
 
