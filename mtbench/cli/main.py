@@ -7,6 +7,7 @@ failed, such as a check of `mtbench doctor`; 2: a user's mistake or something mi
 
 import errno
 import importlib
+import os
 import shlex
 import signal
 import sys
@@ -20,6 +21,7 @@ from mtbench.cli import session
 from mtbench.cli.session import err, out, say
 from mtbench.errors import INTERRUPTED, MISTAKE, UserError, first_line, is_out_of_memory
 from mtbench.experiments.registry import KINDS
+from mtbench.programs import processes
 from mtbench.version import __version__
 
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # raised by the option parser of Typer
@@ -115,6 +117,7 @@ def common(version: Annotated[bool, typer.Option("--version", help="Print the ve
 
 def main() -> None:
     """Run the command line. A user's mistake is one line and exit code 2."""
+    os.environ[processes.COMMAND] = str(processes.command())
     try:
         code = _execute()
     except KeyboardInterrupt:  # outside a command, or a second one while the first one was handled

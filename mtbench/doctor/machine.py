@@ -22,7 +22,7 @@ QUIET = "stop other programs, or use another machine; then run `mtbench doctor` 
 
 
 def _software(subject: Subject) -> Figures:
-    gpu = machine.gpu_by_id(None) if subject.device == "cpu" and subject.option != "cpu" else None
+    gpu = machine.gpu_by_id("0") if subject.device == "cpu" and subject.option != "cpu" else None
     return {"versions": f"mtbench {__version__}, torch {torch.__version__}", "unused": gpu and gpu.describe()["name"]}
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mtbench.programs.machine_share import cpu_quota, throttled_s
-from mtbench.programs.processes import processor_times
+from mtbench.programs.processes import is_ours, processor_times
 from mtbench.version import __version__
 
 PACKAGES = ("torch", "triton", "transformers", "lm_eval", "datasets", "numpy", "scipy", "pandas", "tokenizers")
@@ -64,10 +64,13 @@ LOOK_S = 0.1  # in which the load of others is seen before a command decodes or 
 SEEN = "MTBENCH_LOAD_OF_OTHERS"  # environment variable: the load that a command saw, or nothing, for its children
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # variables: how OpenMP's threads wait for each other
 PASSIVE = "OMP_WAIT_POLICY=PASSIVE"
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # variable: the GPUs of a process, read when something first asks CUDA
 NO_PROCESSOR = "the process did not get the processor"
 THROTTLED = "the CPU quota stopped the process"
 MORE_QUOTA = "raise the quota, or end other programs that share it"
 THROTTLED_SHARE = 0.02  # of a window that a quota may stop it: speeds that differ by less are the same
+UNPAUSED = "a server that should wait computed"
+UNPAUSED_S, UNPAUSED_SHARE = 0.02, 0.02  # a pause takes milliseconds; share of a window that processes may use idly
 NOTICEABLE_SHARE = 1e-3  # of a window: drivers also count thermal slowdowns of "0.0 seconds"
 
 
@@ -84,7 +87,10 @@ class Sample:
     temperature_c: int | None = None
     power_w: float | None = None  # the driver's reading, on most GPUs the mean of the last second
     reasons: int | None = None  # NVML's bits for a reduced clock
-    processes: int | None = None  # that use the GPU for compute, including this one
+    holders: int | None = None  # processes that use the GPU for compute
+    ours: int | None = None  # of them this command's; None: the driver does not list this process by its id
+    waiting_s: Mapping[int, float] = field(default_factory=dict)  # processor time of servers that wait, by group, total
+    servers: frozenset[int] = frozenset()  # groups of all that run
     energy_j: float | None = None  # total
     capped_s: float | None = None  # total time slowed by the power cap
     thermal_s: float | None = None  # total time slowed by heat
@@ -102,6 +108,7 @@ class Gpu:
 
     def sample(self) -> Sample:
         """Return its current state. Takes a dozen queries (about 1 ms); never call it in a timed window."""
+        holders = self.holders()
         return Sample(
             at_s=time.perf_counter(),
             cpu_s=time.thread_time(),
@@ -109,7 +116,8 @@ class Gpu:
             temperature_c=self.read("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU),
             power_w=_scaled(self.read("nvmlDeviceGetPowerUsage"), 1e-3),
             reasons=self.read("nvmlDeviceGetCurrentClocksEventReasons"),
-            processes=self.processes(),
+            holders=None if holders is None else len(holders),
+            ours=sum(map(is_ours, holders)) if holders and os.getpid() in holders else None,
             energy_j=self.energy_j(),
             capped_s=self._slowed_s(self.nvml.NVML_PERF_POLICY_POWER),
             thermal_s=self._slowed_s(self.nvml.NVML_PERF_POLICY_THERMAL),
@@ -137,14 +145,10 @@ class Gpu:
             "max_clock_mhz": self.read("nvmlDeviceGetMaxClockInfo", self.nvml.NVML_CLOCK_SM),
         }
 
-    def processes(self) -> int | None:
-        """Return the number of processes that use the GPU for compute, or None.
-
-        Ids are not compared with our own: inside a container the driver may report ids of another namespace. It may
-        also report none; a list without this process tells nothing, so it is None.
-        """
+    def holders(self) -> set[int] | None:
+        """Return the processes that use the GPU for compute. In a container maybe none, or ids of another namespace."""
         found = self.read("nvmlDeviceGetComputeRunningProcesses")
-        return len({p.pid for p in found}) if found else None
+        return None if found is None else {process.pid for process in found}
 
     def _slowed_s(self, policy: int) -> float | None:
         # An older query than field values: the field ids of the newer counters differ between drivers.
@@ -152,17 +156,22 @@ class Gpu:
         return None if status is None else float(status.violationTime) * 1e-9
 
 
-def sample(device: str, servers: Collection[int] | None = None) -> Sample:
+def sample(device: str, servers: Collection[int] | None = None, waiting: Collection[int] = ()) -> Sample:
     """Return the state of the GPU if `device` is `cuda`; for a CPU, only the times.
 
     `servers`: groups of the processes that compute for this one, none before they start; None: this thread computes.
+    `waiting`: groups of servers that are paused.
     """
     device_read = gpu() if device == "cuda" else None
     state = Sample(at_s=time.perf_counter(), cpu_s=time.thread_time()) if device_read is None else device_read.sample()
-    state = replace(state, throttled_s=throttled_s())
-    if servers is None or not Path("/proc/stat").exists():
+    state = replace(state, throttled_s=throttled_s(), servers=frozenset([*(servers or ()), *waiting]))
+    if not Path("/proc/stat").exists():
         return state
-    times = [(time.process_time(), {}), *map(processor_times, servers)]
+    of_groups = processor_times(state.servers) if state.servers else {}
+    state = replace(state, waiting_s={group: of_groups[group][0] for group in waiting})
+    if servers is None:
+        return state
+    times = [(time.process_time(), {}), *(of_groups[group] for group in servers)]
     threads = {name: spent for _, of_group in times for name, spent in of_group.items()}
     user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
     machine_s = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
@@ -300,10 +309,44 @@ class ProcessorShares:
         return any(least is not None and shares[of] < COMPUTING_SHARE * least for of, least in usual.items())
 
 
-def window(before: Sample, after: Sample, *, lacking: bool = False, processes: int = 1) -> dict[str, Any]:
+class Strangers:
+    """Tells whether processes that are not of this command hold the GPU, in windows one after the other.
+
+    Where the driver lists ids of another namespace, numbers tell. This process holds the GPU, and so does each of its
+    servers. What comes or goes while one of them starts or ends belongs to it; what else comes is a stranger.
+
+    `in_turns`: another process of this command decodes between the windows. By numbers all is ours that it leaves.
+    """
+
+    def __init__(self, *, in_turns: bool = False) -> None:
+        self.in_turns, self._ours, self._last = in_turns, 1, Sample(at_s=0.0, cpu_s=0.0)
+
+    def held(self, before: Sample, after: Sample) -> bool | None:
+        """Return whether a stranger held the GPU at an end of the window; None: no process is listed."""
+        if self.in_turns:
+            self._last, self._ours = before, before.holders or 0
+        known = [self._is_held(sample) for sample in (before, after) if sample.holders]
+        return any(known) if known else None
+
+    def _is_held(self, sample: Sample) -> bool:
+        last, self._last, holders = self._last, sample, sample.holders or 0
+        if sample.servers != last.servers:
+            self._ours += holders - (last.holders or 0)
+        self._ours = max(1 + len(sample.servers), min(self._ours, holders))
+        return holders > (sample.ours or self._ours)
+
+
+def unseen(device: str) -> str | None:
+    """Return why it is not known who else uses the GPU, once this process uses it; None: it is known, or on a CPU."""
+    if device != "cuda" or ((found := gpu()) is not None and found.holders()):
+        return None
+    return "NVML does not answer" if found is None else "NVML lists no process, as in some containers"
+
+
+def window(before: Sample, after: Sample, *, lacking: bool = False, others: Strangers | None = None) -> dict[str, Any]:
     """Return a timing line's entries about the machine for the window between two samples.
 
-    `processes`: how many may hold the GPU, because they take turns.
+    `others`: as the windows before saw them; None: there was none, and no server runs.
     `lacking`: it had far less than its usual share of processor time (`ProcessorShares`).
     `dropped`: why the time is not valid, or None. Clock and temperature are those at the end, before the GPU cools.
     Power is the energy counter's mean if the window has at least a second, else the driver's reading, which is a mean
@@ -319,10 +362,10 @@ def window(before: Sample, after: Sample, *, lacking: bool = False, processes: i
         throttle |= POWER_CAP
     if thermal_s is not None and thermal_s > NOTICEABLE_SHARE * wall_s:
         throttle |= HEAT
-    counts = [s.processes for s in (before, after) if s.processes is not None]
-    shared = max(counts) > processes if counts else None
+    shared = (others or Strangers()).held(before, after)
     cpu_s, wanted_s = processor(before, after)
-    stopped = THROTTLED if is_throttled(before, after) else NO_PROCESSOR if lacking else None
+    causes = {UNPAUSED: _unpaused(before, after), THROTTLED: is_throttled(before, after), NO_PROCESSOR: lacking}
+    stopped = next((cause for cause, holds in causes.items() if holds), None)
     return {
         "cpu_s": cpu_s,
         "wanted_s": None if after.machine_s is None else wanted_s,
@@ -333,6 +376,12 @@ def window(before: Sample, after: Sample, *, lacking: bool = False, processes: i
         "shared": shared,
         "dropped": stopped or _contamination(throttle, bool(shared)),
     }
+
+
+def _unpaused(before: Sample, after: Sample) -> bool:
+    """Return whether a server that waited for the whole window computed. A kernel on a GPU needs a thread, too."""
+    spent_s = [used_s - before.waiting_s.get(group, used_s) for group, used_s in after.waiting_s.items()]
+    return max(spent_s, default=0.0) > max(UNPAUSED_S, UNPAUSED_SHARE * (after.at_s - before.at_s))
 
 
 def _contamination(throttle: int, shared: bool) -> str | None:
@@ -348,21 +397,21 @@ def _contamination(throttle: int, shared: bool) -> str | None:
 
 
 def gpu() -> Gpu | None:
-    """Return the GPU that torch uses; before torch is imported, the first one. None without a GPU or NVML."""
+    """Return the GPU that torch uses; before torch uses one, the first visible one. None without a GPU or NVML."""
     torch = sys.modules.get("torch")
     if _nvml() is None or (torch is not None and not torch.cuda.is_available()):
         return None
-    return gpu_by_id(None if torch is None else f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    if torch is None or not torch.cuda.is_initialized():  # to ask for its id would make a context
+        return gpu_by_id(os.environ.get(VISIBLE, "0").partition(",")[0])
+    uuid = torch.cuda.get_device_properties(0).uuid
+    return gpu_by_id(f"GPU-{uuid}") or gpu_by_id(f"MIG-{uuid}")  # a part has an id of its own
 
 
 @cache
-def gpu_by_id(uuid: str | None) -> Gpu | None:
-    """Return the GPU with this id; None: the first one. None if the driver knows no such GPU, as of a part (MIG).
-
-    (An index would differ: NVML counts all GPUs, torch only the visible ones.)
-    """
-    nvml = _nvml()
-    query, which = ("nvmlDeviceGetHandleByIndex", 0) if uuid is None else ("nvmlDeviceGetHandleByUUID", uuid)
+def gpu_by_id(name: str) -> Gpu | None:
+    """Return the GPU with this id, or index among all GPUs; None if the driver knows no such GPU."""
+    nvml, which = _nvml(), int(name) if name.isdigit() else name
+    query = "nvmlDeviceGetHandleByUUID" if which == name else "nvmlDeviceGetHandleByIndex"
     handle = None if nvml is None else _ask(nvml, query, which)
     return None if handle is None else Gpu(nvml, handle)
 

@@ -111,10 +111,11 @@ class CellServers:
         server = self.running.get(cell.arm)
         return None if server is None else server.command
 
-    def groups(self, cell: Cell) -> list[int] | None:
-        """Return the groups of the processes of a cell's server, none while it does not run; None: it needs none."""
-        server = self.running.get(cell.arm)
-        return None if not is_served(cell.engine) else [] if server is None else server.groups
+    def groups(self, cell: Cell) -> tuple[list[int] | None, list[int]]:
+        """Return the groups of a cell's server (none before it starts; None: it needs none) and of those that wait."""
+        groups = {arm: server.groups for arm, server in self.running.items()}
+        own = groups.pop(cell.arm, [])
+        return own if is_served(cell.engine) else None, [group for of_arm in groups.values() for group in of_arm]
 
     def close(self) -> None:
         """End all servers."""

@@ -52,7 +52,7 @@ def generate(run: Run, progress: Progress, execution: Execution = HERE) -> None:
     if not execution.ray:  # a cluster has other machines
         plan = with_dtype(plan, run.sessions[0].dtype if run.sessions else None)
     in_this_process = execution.ray is None and execution.workers in (None, 1)
-    pool = ModelPool(plan.request, processes=1 if execution.wait is None else 2) if in_this_process else None
+    pool = ModelPool(plan.request) if in_this_process else None
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
     budget = TimeBudget(budget_s, judged=not execution.timed_only, began=execution.began)
     failed, may_pass = _failed_cells(run, plan)
@@ -134,7 +134,9 @@ def _say_what_fits(stages: Sequence[Stage], budget: TimeBudget, progress: Progre
 
 
 def _say_if_busy(session: SessionRecord, progress: Progress) -> None:
-    """Say that other programs use the cores, and that threads wait passively, as `machine.choose_waiting` chose."""
+    """Say that other programs use the cores, how threads wait then, and that those on the GPU are not seen."""
+    if session.strangers_reason:
+        progress.note(f"other programs on the GPU are not seen ({session.strangers_reason}); let none run there")
     others, passive = session.load_of_others or 0.0, machine.waits_passively(session.waiting, session.threads)
     if passive or others >= machine.BUSY_OTHERS:
         threads = f"; threads wait passively ({machine.PASSIVE})" if passive else ""

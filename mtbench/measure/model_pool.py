@@ -32,13 +32,9 @@ from mtbench.programs.machine_share import usable_processors
 
 
 class ModelPool:
-    """The models of a plan, each loaded once and shared by the cells that use it.
+    """The models of a plan, each loaded once and shared by the cells that use it."""
 
-    `processes`: how many hold the device, because they take turns.
-    """
-
-    def __init__(self, request: RunRequest, processes: int = 1) -> None:
-        self.processes = processes
+    def __init__(self, request: RunRequest) -> None:
         self.device = resolve_device(request.device)
         self.dtype = resolve_dtype(request.dtype, self.device)
         self.offline = request.offline

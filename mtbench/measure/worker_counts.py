@@ -1,10 +1,12 @@
 """How many workers this machine or a cluster has: checked before anything is planned."""
 
+import os
 import socket
 
 import torch
 
 from mtbench.errors import UserError, first_line
+from mtbench.hardware.machine import VISIBLE
 from mtbench.models.auto import resolve_device
 from mtbench.programs.machine_share import usable_processors
 
@@ -19,10 +21,21 @@ def refuse(workers: int | None, ray: str | None, device: str) -> None:
     if ray is not None:
         check_reachable(ray)
         return
-    on_gpu = resolve_device(device) == "cuda"
+    gpus = visible_gpus(device)
     if workers is not None:
-        most = torch.cuda.device_count() if on_gpu else usable_processors()
-        refuse_count(workers, most, "GPUs of this machine" if on_gpu else "cores of this process")
+        most, units = (len(gpus), "GPUs of this machine") if gpus else (usable_processors(), "cores of this process")
+        refuse_count(workers, most, units)
+
+
+def visible_gpus(device: str) -> list[str]:
+    """Return the GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them; none for a CPU. Raises UserError."""
+    if resolve_device(device) == "cpu":
+        return []
+    names = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name]
+    if names and names[0].startswith("MIG-"):  # CUDA shows a process one part only
+        return names
+    most = torch.cuda.device_count()
+    return names[:most] or [str(number) for number in range(most)]
 
 
 def refuse_count(workers: int, most: int, units: str) -> None:

@@ -32,8 +32,7 @@ from mtbench.decoding.request import Request
 from mtbench.errors import NotNumbersError, UserError, first_line
 from mtbench.hardware import machine, probe
 from mtbench.measure.model_pool import ModelPool, usable_threads
-from mtbench.measure.worker_counts import check_reachable, no_cluster, refuse, refuse_count
-from mtbench.models.auto import resolve_device
+from mtbench.measure.worker_counts import check_reachable, no_cluster, refuse, refuse_count, visible_gpus
 from mtbench.models.loading import DTYPES
 from mtbench.plan.directory import JsonObject
 from mtbench.plan.formats import SessionRecord
@@ -110,9 +109,9 @@ class LocalWorker:
     name = "this process"
     closed = False
 
-    def __init__(self, pool: ModelPool, cells: Sequence[Cell]) -> None:
+    def __init__(self, pool: ModelPool, cells: Sequence[Cell], *, in_turns: bool = False) -> None:
         self.pool, self.cells = pool, {cell.cell: cell for cell in cells}
-        self.shares = machine.ProcessorShares()
+        self.shares, self.strangers = machine.ProcessorShares(), machine.Strangers(in_turns=in_turns)
 
     def describe(self) -> JsonObject:
         self.pool.load(self.cells.values())
@@ -121,11 +120,12 @@ class LocalWorker:
         if probed is not None:
             set_ridge(self.pool.device, probed.even_positions(dtype))
         roofline = probe.described(probed, reason, self.pool.checkpoints)
-        return {**machine.environment(sys.argv), **self.pool.describe(), **roofline}
+        unseen = {"strangers_reason": machine.unseen(self.pool.device)}
+        return {**machine.environment(sys.argv), **self.pool.describe(), **roofline, **unseen}
 
     def decode(self, task: Task) -> Done | Failed:
         cell, self.pool.servers.within_s = self.cells[task.cell], task.within_s
-        before = machine.sample(self.pool.device, self.pool.servers.groups(cell))
+        before = machine.sample(self.pool.device, *self.pool.servers.groups(cell))
         try:
             generations, timing = self.pool.decode(cell, task.requests, room=task.room, visit=task.visit)
         except (NoProgressError, MethodContractError, NotNumbersError) as error:
@@ -147,14 +147,14 @@ class LocalWorker:
         except (Exception, SystemExit) as error:  # any fault of the method
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
         # before anything else changes the device's state
-        after = machine.sample(self.pool.device, self.pool.servers.groups(cell))
+        after = machine.sample(self.pool.device, *self.pool.servers.groups(cell))
         passive = machine.waits_passively(machine.waiting(), torch.get_num_threads())
         never_sleeps = self.pool.device == "cpu" and cell.computes_here and not passive
         shares = machine.processor_shares(before, after, None if never_sleeps else cell.cell)
         # A thread that sleeps at barriers has less, and always as much. A compiler runs in other processes.
         least = 0.0 if self.pool.device == "cpu" and cell.computes_here else machine.POLLING_SHARE
         lacking = not timing.preparation_s and self.shares.lacking(shares, least)
-        window = machine.window(before, after, lacking=lacking, processes=self.pool.processes)
+        window = machine.window(before, after, lacking=lacking, others=self.strangers)
         return Done(generations, timing, window, self.pool.servers.command(cell))
 
     def revive(self) -> None: ...
@@ -164,11 +164,13 @@ class LocalWorker:
 
 
 class Process:
-    """A worker in its own process, which sees one GPU or, on a CPU, uses its share of the cores."""
+    """A worker in its own process, which sees `gpu` alone or, on a CPU (None), uses its share of the cores."""
 
-    def __init__(self, number: int, workers: int, request: RunRequest, cells: Sequence[Cell]) -> None:
-        self.name = f"worker {number + 1}"
-        self.arguments = (number, workers, request, cells)
+    def __init__(
+        self, number: int, workers: int, request: RunRequest, cells: Sequence[Cell], gpu: str | None = None
+    ) -> None:
+        self.name, self.gpu = f"worker {number + 1}", gpu
+        self.arguments = (workers, request, cells)
         self.closed = False
         self.revive()
 
@@ -178,7 +180,7 @@ class Process:
         self.process = context.Process(
             target=plugins.InChild(_serve), args=(theirs, *self.arguments), daemon=True, name=self.name
         )
-        with interrupts_blocked():
+        with interrupts_blocked(), _seeing(self.gpu):
             self.process.start()
         theirs.close()
         if self.closed:  # meanwhile
@@ -208,10 +210,23 @@ class Process:
         return answer
 
 
-def _serve(connection: Connection, number: int, workers: int, request: RunRequest, cells: Sequence[Cell]) -> None:
-    if resolve_device(request.device) == "cuda":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
+_starting = threading.Lock()  # the environment of this process is that of one new process at a time
+
+
+@contextlib.contextmanager
+def _seeing(gpu: str | None) -> Iterator[None]:
+    """Start a process in here that sees one GPU alone. It does so from its begin, since imports may ask CUDA."""
+    with _starting:
+        before = os.environ.get(machine.VISIBLE)
+        os.environ.update({} if gpu is None else {machine.VISIBLE: gpu})
+        try:
+            yield
+        finally:
+            os.environ.pop(machine.VISIBLE, None)
+            os.environ.update({} if before is None else {machine.VISIBLE: before})
+
+
+def _serve(connection: Connection, workers: int, request: RunRequest, cells: Sequence[Cell]) -> None:
     torch.set_num_threads(max(1, usable_threads() // workers))
     worker = LocalWorker(ModelPool(request), cells)
     with contextlib.suppress(EOFError, OSError):
@@ -357,14 +372,15 @@ def start_workers(pool: ModelPool | None, plan: Plan, execution: Execution) -> I
     started: list[Worker] = []
     try:
         if pool is not None:
-            started.append(LocalWorker(pool, cells))
+            started.append(LocalWorker(pool, cells, in_turns=execution.wait is not None))
         elif ray is not None:
             workers, gpus = _join(ray, workers, request.device)
             started += [Actor(number, gpus, request, cells) for number in range(workers)]
         else:
             assert workers is not None
             refuse(workers, None, request.device)
-            started += [Process(number, workers, request, cells) for number in range(workers)]
+            seen = [*visible_gpus(request.device), *[None] * workers][:workers]
+            started += [Process(number, workers, request, cells, gpu) for number, gpu in enumerate(seen)]
         yield started
     finally:
         for worker in started:

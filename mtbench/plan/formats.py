@@ -297,6 +297,7 @@ class SessionRecord(Machine):
     probe: ProbeFigures | None = Field(None, description="speeds of the GPU; null: not measured")
     probe_reason: str | None = Field(None, description="why probe is null")
     shapes: dict[str, ShapeFigures] | None = Field(None, description="sizes of each checkpoint, by its source")
+    strangers_reason: str | None = Field(None, description="why others on the GPU are not seen; null: no reason")
     workers: StoredNumber | None = Field(None, description="workers that decoded at the same time")
 
 

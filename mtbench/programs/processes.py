@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,6 +26,7 @@ LONGEST_ERROR = 300  # characters of a process's message that are repeated
 LOOK_S = 0.05  # between two looks whether a process has ended
 LISTENING = "0A"  # state of a socket in /proc/net/tcp: proc_pid_net(5)
 TAIL = 1 << 17  # bytes of the end of a log that are searched
+COMMAND = "MTBENCH_COMMAND"  # environment variable: the process of the command that the user gave, for its children
 
 
 @contextmanager
@@ -114,20 +115,44 @@ def listens(group: int, port: int) -> bool:
     tables = [table for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if table.exists()]
     lines = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
     sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(f":{port:04X}") and line[3] == LISTENING}
-    for pid in _members(group):
+    for pid in _members(group, _stats()):
         with suppress(OSError):  # it has ended, or is another user's
             if any(os.readlink(file) in sockets for file in Path(f"/proc/{pid}/fd").iterdir()):
                 return True
     return not tables
 
 
-def processor_times(group: int) -> tuple[float, dict[str, tuple[int, int]]]:
-    """Return the processor time of a group's processes and their children, in seconds.
+def processor_times(groups: Iterable[int]) -> dict[int, tuple[float, dict[str, tuple[int, int]]]]:
+    """Return by group the processor time of its processes and their children, in seconds.
 
     Also each thread's time on a processor and its time of waiting for one, in nanoseconds, where /proc has them.
     """
+    stats = _stats()
+    return {group: _spent(_members(group, stats)) for group in groups}
+
+
+def command() -> int:
+    """Return the process of the command that the user gave: this one, or the ancestor that its environment names."""
+    told, here = os.environ.get(COMMAND), os.getpid()
+    return next((pid for pid in _ancestry(here) if str(pid) == told), here)
+
+
+def is_ours(pid: int) -> bool:
+    """Return whether a process is this command's: its own, a worker, a server, or a child of one."""
+    return command() in _ancestry(pid)
+
+
+def _ancestry(pid: int) -> Iterator[int]:
+    """Yield a process, its parent and so on, as far as they are known."""
+    with suppress(OSError):  # it has ended, or is another user's
+        while pid:
+            yield pid
+            pid = int(_stat(pid)[1])
+
+
+def _spent(members: Mapping[int, Sequence[str]]) -> tuple[float, dict[str, tuple[int, int]]]:
     used_s, threads = 0.0, dict[str, tuple[int, int]]()
-    for pid, stat in _members(group).items():
+    for pid, stat in members.items():
         with suppress(OSError):  # it has ended
             used_s += time.clock_gettime(~pid << 3 | 2)  # the id of its clock: clock_getcpuclockid(3)
             used_s += sum(map(int, stat[13:15])) / os.sysconf("SC_CLK_TCK")  # of children that have ended
@@ -138,12 +163,21 @@ def processor_times(group: int) -> tuple[float, dict[str, tuple[int, int]]]:
     return used_s, threads
 
 
-def _members(group: int) -> dict[int, list[str]]:
-    """Return the processes of a group and their children, with the fields of proc_pid_stat(5) from the third on."""
+def _stat(pid: int) -> list[str]:
+    """Return the fields of proc_pid_stat(5) from the third on: state, parent, group, …"""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _stats() -> dict[int, list[str]]:
     stats = dict[int, list[str]]()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
-            stats[int(process.name)] = (process / "stat").read_text().rpartition(")")[2].split()
+            stats[int(process.name)] = _stat(int(process.name))
+    return stats
+
+
+def _members(group: int, stats: Mapping[int, list[str]]) -> dict[int, list[str]]:
+    """Return the processes of a group and their children."""
     found = {pid: stat for pid, stat in stats.items() if int(stat[2]) == group}
     while children := {pid: stat for pid, stat in stats.items() if int(stat[1]) in found and pid not in found}:
         found |= children

@@ -3,9 +3,9 @@
     supervise.py CALLER FILE COMMAND...
 
 FILE gets the number of the group. A serving engine starts processes of its own, which the death of their parent does
-not end, and it is paused by signals to its group. This process is in another group, so that it is never paused. It uses
-nothing of mtbench, so that it starts in milliseconds. Its output is a log, which an engine may flood: it is emptied
-when it is large.
+not end, and it is paused by signals to its group. What leaves the group ends after it. This process is in another
+group, so that it is never paused. It uses nothing of mtbench, so that it starts in milliseconds. Its output is a log,
+which an engine may flood: it is emptied when it is large.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2), Linux only
+KILLED_WITH_PARENT, ADOPTS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2), Linux only
 LARGEST_LOG = 1 << 24  # bytes
 LOOK_S = 0.02
 
@@ -27,6 +27,7 @@ def main(caller: int, file: str, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(KILLED_WITH_PARENT, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(ADOPTS, 1)  # processes whose parent has ended
     if os.getppid() != caller:  # it died before
         return 1
     try:
@@ -43,7 +44,14 @@ def main(caller: int, file: str, command: list[str]) -> int:
         time.sleep(LOOK_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    return process.wait()
+    code = process.wait()
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
+        while left := children.read().split():
+            for child in left:
+                os.kill(int(child), signal.SIGKILL)
+            os.wait()
+            children.seek(0)
+    return code
 
 
 if __name__ == "__main__":

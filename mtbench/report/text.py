@@ -100,6 +100,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str | int | None]] = [
         ("Processor", f"{used.processor}, {used.cores} cores{quota(used)}"),
         ("GPU", "none" if used.gpu is None else _gpu_text(used.gpu)),
+        ("Other programs on the GPU", session.strangers_reason and f"not seen: {session.strangers_reason}"),
         ("Roofline probe", _probe_text(session, used.gpu)),
         ("Idle power", None if stored.idle_power_w is None else f"{number(stored.idle_power_w)} W"),
         (

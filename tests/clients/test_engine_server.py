@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from living import until
+from fork_server import in_process
+from living import is_alive, until
 from scripted_engine import scripted_server
 
 from mtbench.clients import engine_server
@@ -206,13 +207,53 @@ def test_the_processor_time_of_a_group_is_that_of_its_children_too() -> None:
     assert leader.stdout is not None
     child = int(leader.stdout.readline())
     try:
-        first, _ = processes.processor_times(leader.pid)
+        [[first, _]] = processes.processor_times([leader.pid]).values()
         assert first > 0.09
-        assert until(lambda: processes.processor_times(leader.pid)[0] > first + 0.05)
+        assert until(lambda: processes.processor_times([leader.pid])[leader.pid][0] > first + 0.05)
     finally:
         os.kill(child, signal.SIGKILL)
         leader.kill()
         leader.communicate()
+
+
+# leaves its parent, which ends, and the server's group
+LEAVES = """
+import os, sys, time
+os.setsid()
+if os.fork():
+    os._exit(0)
+with open({!r}, "w") as file:
+    file.write(str(os.getpid()))
+time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_leaves_its_server_is_of_this_command_and_ends_with_the_server(tmp_path: Path) -> None:
+    """It would hold the GPU, as a stranger."""
+    left = tmp_path / "left"
+    server = scripted_server(PYTHON, tmp_path / "log", child=str(tmp_path / "child"), computes=LEAVES.format(str(left)))
+    try:
+        server.start()
+        assert until(lambda: left.exists() and left.read_text() != "")
+        pid = int(left.read_text())
+        assert until(lambda: not is_alive(int((tmp_path / "child").read_text())))
+        assert processes.is_ours(pid)
+    finally:
+        server.close()
+    assert until(lambda: not is_alive(pid))
+
+
+def test_a_command_is_the_ancestor_that_its_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the builds of a gate are one command. Two commands of a user are not, whatever a shell has inherited."""
+    monkeypatch.delenv(processes.COMMAND, raising=False)
+    assert in_process(["--version"]) == 0
+    assert os.environ[processes.COMMAND] == str(os.getpid())
+    assert (processes.is_ours(os.getpid()), processes.is_ours(os.getppid())) == (True, False)
+    monkeypatch.setenv(processes.COMMAND, str(os.getppid()))
+    assert processes.is_ours(os.getppid())
+    monkeypatch.setenv(processes.COMMAND, "4194305")  # no process has this number
+    assert processes.command() == os.getpid()
 
 
 PYDANTIC = """pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig

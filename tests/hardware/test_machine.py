@@ -3,10 +3,12 @@
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
+import torch
 from cgroup_trees import plant, quota_of
 from driver import Driver, processes
 
@@ -79,6 +81,29 @@ def test_the_power_cap_inside_a_window_is_recorded() -> None:
     assert (window["throttle"], window["dropped"]) == (machine.POWER_CAP, None)
 
 
+@pytest.mark.parametrize(
+    ("in_turns", "looks", "shared"),
+    [
+        (False, "1:0 4:1 | 4:1 4:1 | 4:1 5:1 | 4:1 4:1", [False, False, True, False]),  # a server of three processes
+        (False, "2:0 2:1 | 2:1 2:1 | 2:1 3:1", [True, False, True]),  # a stranger leaves while a server starts
+        (False, "1:0 3:1 | 2:1 2:1 | 3:1 3:1", [False, False, True]),  # one comes meanwhile, leaves and comes again
+        (False, "1:0 2:1 | 1:0 2:1 | 1:0 1:0 | 2:0 2:0", [False, False, False, True]),  # a server ends, another starts
+        (True, "2:0 2:0 | 3:1 3:1 | 4:1 5:1 | 4:1 4:1", [False, False, True, False]),  # the other build's come and go
+    ],
+)
+def test_numbers_tell_who_is_a_stranger_where_ids_are_of_another_namespace(
+    in_turns: bool, looks: str, shared: list[bool]
+) -> None:
+    """looks: at both ends of each window, processes on the GPU and servers of this command."""
+    strangers = machine.Strangers(in_turns=in_turns)
+
+    def seen(look: str) -> Sample:
+        holders, servers = map(int, look.split(":"))
+        return Sample(at_s=0.0, cpu_s=0.0, holders=holders, servers=frozenset(range(servers)))
+
+    assert [strangers.held(*map(seen, window.split())) for window in looks.split("|")] == shared
+
+
 def test_a_single_process_is_not_sharing_whatever_its_id() -> None:
     """In a container the driver may report ids of another namespace, one process twice, or none: None."""
     shared = [
@@ -101,8 +126,8 @@ def test_a_driver_that_supports_no_query_gives_null() -> None:
 def test_a_run_on_the_cpu_does_not_read_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without a GPU all values are null."""
     monkeypatch.setattr(machine, "gpu", lambda: Driver(nvmlDeviceGetComputeRunningProcesses=processes(1, 2)).gpu)
-    assert machine.sample("cuda").processes == 2
-    assert machine.sample("cpu").processes is None
+    assert machine.sample("cuda").holders == 2
+    assert machine.sample("cpu").holders is None
     monkeypatch.setattr(machine, "gpu", lambda: None)
     window = machine.window(machine.sample("cuda"), machine.sample("cuda"))
     assert window.pop("cpu_s") >= 0
@@ -223,12 +248,27 @@ def test_a_stopped_server_neither_computes_nor_waits() -> None:
     assert shares == {(True, None): pytest.approx(1.0), (True, "ar"): pytest.approx(0.25)}
 
 
-def test_the_gpu_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before torch is imported, the first one. A part of a GPU (MIG) is not metered: the driver knows no such id."""
+@pytest.mark.parametrize(
+    ("visible", "used", "handle"),
+    [
+        (None, None, 0),
+        ("2,0", None, 2),
+        ("GPU-1,GPU-0", None, "GPU-1"),
+        ("MIG-1", None, "MIG-1"),
+        ("", None, None),
+        ("2,0", "1", "GPU-1"),  # torch counts GPUs in another order than the driver
+        ("MIG-7", "7", "MIG-7"),
+        (None, "9", None),
+    ],
+)
+def test_the_gpu_that_is_read_is_that_of_torch(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, used: str | None, handle: str | int | None
+) -> None:
+    """`used`: the id of the GPU that torch computes on; None: of none yet, then it is the first visible one."""
 
     class Several(Driver):
         def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-            if not uuid.startswith("GPU-1"):
+            if uuid not in {"GPU-0", "GPU-1", "MIG-1", "MIG-7"}:
                 raise self.NVMLError
             return uuid
 
@@ -236,8 +276,15 @@ def test_the_gpu_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
             return index
 
     monkeypatch.setattr(machine, "_nvml", Several)
-    found = [machine.gpu_by_id.__wrapped__(uuid) for uuid in ("GPU-1", "GPU-2", None)]
-    assert [gpu and gpu.handle for gpu in found] == ["GPU-1", None, 0]
+    monkeypatch.setattr(machine, "gpu_by_id", machine.gpu_by_id.__wrapped__)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=used))
+    monkeypatch.delenv(machine.VISIBLE, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(machine.VISIBLE, visible)
+    found = machine.gpu()
+    assert (found and found.handle) == handle
 
 
 def test_the_commit_is_that_of_the_files_which_run(tmp_path: Path) -> None:

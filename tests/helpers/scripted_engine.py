@@ -22,6 +22,10 @@ if script.get("hangs") == "at start":
 if script["name"] in script.get("core", {}):
     os.sched_setaffinity(0, {script["core"][script["name"]]})
 asked = 0
+if script.get("holds"):  # the GPU: a folder with the ids of those that do
+    device = os.path.join(script["holds"], os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    os.makedirs(device, exist_ok=True)
+    open(os.path.join(device, str(os.getpid())), "w").close()
 time.sleep(script.get("ready_s", 0))
 if script.get("child"):  # a process of its own, as an engine's core
     child = subprocess.Popen([sys.executable, "-c", script.get("computes", "import time; time.sleep(1000)")])

@@ -291,7 +291,7 @@ def key_of(planned: Planned, cells: Sequence[str], request: GateRequest) -> Key:
 def _gpu_of(planned: Planned) -> machine.Gpu | None:
     """Return the GPU that a build decodes on, as its plan names it; None if it decodes on a CPU."""
     gpu = None if planned.plan.request.device == "cpu" else planned.machine["gpu"]
-    return machine.gpu_by_id(gpu["uuid"]) if gpu else None
+    return machine.gpu_by_id(gpu["uuid"]) if gpu and gpu["uuid"] else None
 
 
 def _levels(gate: Gate, level: str) -> list[Finding]:
@@ -335,9 +335,9 @@ def _refuse_other_gpu(base: Planned, head: Planned) -> None:
 
 def refuse_busy_gpu(gpu: machine.Gpu | None) -> None:
     """Raise UserError if a process computes on the GPU. The gate's own process never does."""
-    if gpu is not None and (busy := gpu.processes()):
+    if gpu is not None and (busy := gpu.holders()):
         raise UserError(
-            f"another process uses the GPU ({busy} in all), so times would not count; end those that `nvidia-smi` "
+            f"another process uses the GPU ({len(busy)} in all), so times would not count; end those that `nvidia-smi` "
             "lists, or choose another GPU by CUDA_VISIBLE_DEVICES."
         )
 
