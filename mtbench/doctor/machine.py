@@ -1,6 +1,8 @@
 """The checks of every machine: versions, processor, the load of others, steady times."""
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -16,6 +18,7 @@ from mtbench.version import __version__
 LOAD_S = 2.0  # over which the load of others is counted
 MOST_STOLEN, NOTICEABLE_OTHERS = 0.02, 0.03  # shares of the cores
 LAPS, PRODUCTS = 100, {"cpu": 2, "cuda": 100}  # laps, and products of matrices in each
+MOST_UNCOMPILED = 0.05  # share of the imported modules
 SLOW = 1.1  # times the median
 MOST_SLOW, NOTICEABLE_SLOW = 0.20, 0.05  # shares of the laps
 QUIET = "stop other programs, or use another machine; then run `mtbench doctor` again"
@@ -23,16 +26,22 @@ QUIET = "stop other programs, or use another machine; then run `mtbench doctor` 
 
 def _software(subject: Subject) -> Figures:
     gpu = machine.gpu_by_id("0") if subject.device == "cpu" and subject.option != "cpu" else None
-    return {"versions": f"mtbench {__version__}, torch {torch.__version__}", "unused": gpu and gpu.describe()["name"]}
+    specs = [getattr(module, "__spec__", None) for module in [*sys.modules.values()]]
+    compiled = [Path(spec.cached).is_file() for spec in specs if spec is not None and spec.cached]
+    figures = {"unused": gpu and gpu.describe()["name"], "uncompiled": compiled.count(False) / len(compiled)}
+    return {"versions": f"mtbench {__version__}, torch {torch.__version__}", **figures}
 
 
 @check("versions", _software)
-def software(versions: str, unused: str | None) -> Finding:
-    """`unused`: a GPU that the driver knows, and torch does not use."""
-    if unused is None:
+def software(versions: str, unused: str | None, uncompiled: float) -> Finding:
+    """`unused`: a GPU that the driver knows, not torch. `uncompiled`: share of modules without bytecode."""
+    if unused is not None:
+        advice = "install torch's build for CUDA, or unset CUDA_VISIBLE_DEVICES; `--device cpu` measures the processor"
+        return Finding("fail", f"{versions} does not use the {unused}: a run would measure the processor", advice)
+    if uncompiled <= MOST_UNCOMPILED:
         return Finding("pass", versions)
-    advice = "install torch's build for CUDA, or unset CUDA_VISIBLE_DEVICES; `--device cpu` measures the processor"
-    return Finding("fail", f"{versions} does not use the {unused}: a run would measure the processor", advice)
+    text = f"{versions}; every start compiles {percent(uncompiled, 0)} % of the modules, which have no bytecode"
+    return Finding("warn", text, "unset PYTHONDONTWRITEBYTECODE, or set PYTHONPYCACHEPREFIX to a folder of yours")
 
 
 def _processor(_: Subject) -> Figures:

@@ -23,6 +23,7 @@ from mtbench.programs.machine_share import cpu_quota, throttled_s
 from mtbench.programs.processes import is_ours, processor_times
 from mtbench.version import __version__
 
+IMPORTED_S = time.monotonic()  # about when the command began
 PACKAGES = ("torch", "triton", "transformers", "lm_eval", "datasets", "numpy", "scipy", "pandas", "tokenizers")
 
 
@@ -32,6 +33,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
     return {
         "command": list(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "since_import_s": time.monotonic() - IMPORTED_S,
         "mtbench": __version__,
         "git": git_commit(Path(__file__).parent),
         "python": platform.python_version(),

@@ -264,6 +264,9 @@ class Machine(Sparse):
 
     command: list[str] = Field(default_factory=list, description="command line")
     started: str | None = Field(None, description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
+    since_import_s: StoredSeconds | None = Field(
+        None, description="time since the process imported mtbench, in seconds; absent: not known"
+    )
     mtbench: str | None = Field(None, description="version of mtbench")
     git: str | None = Field(None, description="commit of mtbench, with -dirty for changed files; null: no checkout")
     python: str | None = Field(None, description="version of Python")

@@ -42,6 +42,25 @@ def test_heavy_libraries_are_imported_only_when_needed(code: str, loaded: list[s
     assert set(eval(done.stdout.splitlines()[-1])) <= set(loaded)
 
 
+UNUSED = {"sklearn", "pandas", "pyarrow", "torchvision.transforms.v2", "transformers.video_processing_utils"}
+UNUSED |= {"transformers.image_processing_backends", "datasets", "lm_eval", "ray", "gguf", "starlette", "uvicorn"}
+UNUSED |= {"torch.utils.tensorboard", "mtbench.api", "mtbench.training.trainer"}
+
+
+@pytest.mark.whole
+def test_a_run_imports_what_it_uses_and_what_transformers_imports(tmp_path: Path) -> None:
+    """A run reads no image and no video, trains nothing, and decodes a suite that needs no library of data."""
+    options = ["--rounds", "1", "--limit", "1", "--max-new-tokens", "2", "--method", "ar", "--batch-size", "1"]
+    code = (
+        "import sys, transformers.models.qwen2.modeling_qwen2\nfrom transformers import AutoTokenizer\n"
+        "before = set(sys.modules)\nfrom mtbench.cli import main\n"
+        f"{RUN.format(['run', *options, '-o', str(tmp_path / 'run')])}\nprint({{*sys.modules}} - before & {UNUSED!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (tmp_path / "run" / "report.html").exists()
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_the_list_of_commands_agrees_with_their_own_help(name: str) -> None:
     """The list is written apart, so that it needs no import of the commands."""

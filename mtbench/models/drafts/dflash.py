@@ -20,13 +20,13 @@ d = head size, C = hidden size, t = taps of a convolution, g = its groups.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Gemma4TextConfig, Qwen3Config
-from transformers.models.gemma4 import modeling_gemma4 as gemma4
+from transformers import Gemma4TextConfig
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
     Qwen3MLP,
@@ -100,7 +100,7 @@ class BlockDraftConfig(DraftConfig):
             draft = BlockDraft(self, target).to(like.dtype)
         draft.to_empty(device=like.device)
         with like.device:
-            draft.rotary_emb = PARTS[type(self.layers)][2](self.layers)  # its frequencies are computed, in float32
+            draft.rotary_emb = parts_of(self.layers)[2](self.layers)  # its frequencies are computed, in float32
         return draft
 
 
@@ -114,7 +114,7 @@ class BlockDraft(FeatureDraft):
         super().__init__(format, config, target)
         width, eps = config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(len(format.taps) * width, width, bias=False)
-        layer, norm, rotary = PARTS[type(config)]
+        layer, norm, rotary = parts_of(config)
         self.hidden_norm, self.norm = norm(width, eps), norm(width, eps)
         self.layers = nn.ModuleList(layer(format, index) for index in range(config.num_hidden_layers))
         self.rotary_emb = rotary(config)
@@ -281,39 +281,47 @@ class QwenAttention(BlockAttention, Qwen3Attention):  # type: ignore[misc]
     pass
 
 
-class GemmaAttention(BlockAttention, gemma4.Gemma4TextAttention):  # type: ignore[misc]
-    pass
+Parts = tuple[Any, Any, Any]  # layer, norm, rotary embedding
 
 
-class GemmaLayer(nn.Module):
-    """A layer of Gemma 4 whose attention also reads the context. It is called as a `BlockLayer`."""
-
-    def __init__(self, format: BlockDraftConfig, index: int) -> None:
-        super().__init__()
-        config = format.layers
-        self.self_attn, self.mlp = GemmaAttention(format, index), gemma4.Gemma4TextMLP(config, index)
-        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            setattr(self, f"{name}_layernorm", gemma4.Gemma4RMSNorm(config.hidden_size, config.rms_norm_eps))
-        self.register_buffer("layer_scalar", torch.ones(1))
-
-    def forward(self: Any, context: Tensor, hidden: Tensor, *how: Any) -> Any:
-        attended = self.self_attn(context, self.input_layernorm(hidden), *how)
-        if not hidden.shape[1]:
-            return hidden
-        hidden = hidden + self.post_attention_layernorm(attended)
-        mixed = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(hidden)))
-        return (hidden + mixed) * self.layer_scalar
+def parts_of(layers: Any) -> Parts:
+    """Return the parts of a draft with layers of this configuration."""
+    gemma = isinstance(layers, Gemma4TextConfig)
+    return _gemma_parts() if gemma else (BlockLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding)
 
 
-class GemmaRotary(gemma4.Gemma4TextRotaryEmbedding):  # type: ignore[misc]
-    def forward(self, like: Tensor, positions: Tensor) -> Any:
-        return super().forward(like, positions, "full_attention")
+@cache
+def _gemma_parts() -> Parts:
+    """Return the parts for Gemma 4, whose module imports transformers' readers of images and videos."""
+    from transformers.models.gemma4 import modeling_gemma4 as gemma4
 
+    class GemmaAttention(BlockAttention, gemma4.Gemma4TextAttention):  # type: ignore[misc]
+        pass
 
-PARTS: dict[type, tuple[Any, Any, Any]] = {  # layer, norm, rotary embedding
-    Qwen3Config: (BlockLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding),
-    Gemma4TextConfig: (GemmaLayer, gemma4.Gemma4RMSNorm, GemmaRotary),
-}
+    class GemmaLayer(nn.Module):
+        """A layer of Gemma 4 whose attention also reads the context. It is called as a `BlockLayer`."""
+
+        def __init__(self, format: BlockDraftConfig, index: int) -> None:
+            super().__init__()
+            config = format.layers
+            self.self_attn, self.mlp = GemmaAttention(format, index), gemma4.Gemma4TextMLP(config, index)
+            for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+                setattr(self, f"{name}_layernorm", gemma4.Gemma4RMSNorm(config.hidden_size, config.rms_norm_eps))
+            self.register_buffer("layer_scalar", torch.ones(1))
+
+        def forward(self: Any, context: Tensor, hidden: Tensor, *how: Any) -> Any:
+            attended = self.self_attn(context, self.input_layernorm(hidden), *how)
+            if not hidden.shape[1]:
+                return hidden
+            hidden = hidden + self.post_attention_layernorm(attended)
+            mixed = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(hidden)))
+            return (hidden + mixed) * self.layer_scalar
+
+    class GemmaRotary(gemma4.Gemma4TextRotaryEmbedding):  # type: ignore[misc]
+        def forward(self, like: Tensor, positions: Tensor) -> Any:
+            return super().forward(like, positions, "full_attention")
+
+    return GemmaLayer, gemma4.Gemma4RMSNorm, GemmaRotary
 
 
 def rotated(states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
