@@ -156,10 +156,10 @@ def call(stage: Stage, words: Sequence[str], args: argparse.Namespace, limit_s: 
     """Run a stage. Return what it printed, why it is not done, if so, and how long its start took, to first answers."""
     log, command = args.out / f"{stage.name}.txt", [sys.executable, "-c", MTBENCH, *words, "--offline"]
     variables = os.environ | {"COLUMNS": "150"} | ({"CUDA_VISIBLE_DEVICES": ""} if args.dry_run else {})
-    before, start_s, began = answered(args), 0.0, time.monotonic()
+    before, start_s, began = answered(args.out), 0.0, time.monotonic()
     with processes.started(command, variables, log, Path.cwd(), grace_s=2.0, pipes=True) as process:
         while not (in_time := processes.has_ended(process, LOOK_S)) and time.monotonic() - began < limit_s:
-            start_s = start_s or (time.monotonic() - began if answered(args) > before else 0.0)
+            start_s = start_s or (time.monotonic() - began if answered(args.out) > before else 0.0)
         printed = process.stdout.read().decode() if in_time and process.stdout else ""
     problem = "" if stage.is_done() else "its time is over; the same command resumes it"
     if in_time and not stage.output.exists():
@@ -167,10 +167,10 @@ def call(stage: Stage, words: Sequence[str], args: argparse.Namespace, limit_s: 
     return printed, problem, start_s or time.monotonic() - began
 
 
-def answered(args: argparse.Namespace) -> int:
+def answered(out: Path) -> int:
     """Return the answers that are there while not all are: the lines of their file behind the first."""
     with suppress(OSError):
-        return max(0, (args.out / "answers.jsonl.partial").read_bytes().count(b"\n") - 1)
+        return max(0, (out / "answers.jsonl.partial").read_bytes().count(b"\n") - 1)
     return 0
 
 
@@ -199,9 +199,9 @@ def go_on(args: argparse.Namespace, deadline: float) -> int:
         if stage.is_done():
             print(f"{stage.name:<10}done before", flush=True)
             continue
-        words = limited(stage, left_s, found.get("start_s", START_S[args.dry_run]))
-        if not words:
-            print(f"{stage.name:<10}no time left; the same command goes on there", flush=True)
+        start_s = found.get("start_s", START_S[args.dry_run])
+        if not (words := limited(stage, left_s, start_s)):
+            print(f"{stage.name:<10}no time left beside starts of {start_s:.0f} s; repeat it, or give more --minutes")
             break
         if stage.output.with_name("mars.training").exists() and stage.name == "training":
             words = found["commands"][stage.name]  # what is resumed has its minutes

@@ -357,6 +357,7 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
 
     def evaluation(self) -> dict[str, Any]:
         """Return loss, accuracy and calibration on the held-out conversations, of which there are some."""
+        assert self.held_out is not None
         self.model_wrapped.eval()
         with self.accelerator.autocast():
             return evaluate(self.model_wrapped, self.held_out, self.args.device)
