@@ -187,7 +187,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for results and logs")
     parser.add_argument("--minutes", type=float, default=13.0, help="time limit of this call")
-    parser.add_argument("--only", choices=list(STEPS), nargs="+", metavar="STEP", help=f"of {', '.join(STEPS)}")
+    steps = f"of {', '.join(STEPS)}"
+    parser.add_argument("--only", choices=list(STEPS), nargs="+", action="extend", metavar="STEP", help=steps)
     parser.add_argument("--dry-run", action="store_true", help="run small stand-ins on a CPU")
     parser.add_argument("--steps", nargs="+", help=argparse.SUPPRESS)  # run these in this process
     parser.add_argument("--ends", type=float, help=argparse.SUPPRESS)  # when its time is over (time.monotonic)

@@ -187,6 +187,10 @@ def check(request: TrainingRequest) -> Checked:
         raise UserError(
             f"the data have the token id {largest}, and {base.source!r} has {base.vocabulary} rows; give another base."
         )
+    if settings.patience is not None and not data.split(settings.held_out)[1]:
+        raise UserError(
+            "--patience needs held-out conversations; raise `--held-out`, or give ten conversations or more."
+        )
     record = _request_record(request, base, teacher, data)
     _refuse_other_request(request.resume_folder, record)
     return Checked(base, teacher, data, record)

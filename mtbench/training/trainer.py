@@ -60,6 +60,11 @@ class Settings:
     checkpointing: bool = option(False, "recompute activations in the backward pass to save memory")
     save_steps: int | None = option(None, "steps between resumable checkpoints; default: ten checkpoints in all", low=1)
     held_out: int = option(512, "conversations for evaluation, from the end of each --data; at most a tenth", low=0)
+    patience: int | None = option(
+        None,
+        "early stopping: resumable checkpoints without a lower held-out loss; the best one's weights are kept",
+        low=1,
+    )
 
     def packed_length(self, on_gpu: bool, longest: int = 0) -> int:
         """Return the tokens of a packed row, by default enough for `longest`; 0: one conversation per row."""
@@ -142,14 +147,15 @@ def fit(job: TrainingJob) -> Trained | None:
     )
     if trainer.is_fsdp_enabled:  # it would round the weights of predictions and the loss to bfloat16, too
         trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = None
-    trainer.watch(schedule, job.request, job.progress, job.settings)
-    _run(trainer, job, schedule)
-    figures = trainer.figures()
+    held_out = None
     if held_out_examples:
-        evaluated = job.schedule(examples=held_out_examples, batch_size=len(held_out_examples), epochs=1, seed=0)
-        trainer.model_wrapped.eval()
-        with trainer.accelerator.autocast():
-            figures["evaluation"] = evaluate(trainer.model_wrapped, evaluated, args.device)
+        held_out = job.schedule(examples=held_out_examples, batch_size=len(held_out_examples), epochs=1, seed=0)
+    trainer.watch(schedule, held_out, job)
+    _run(trainer, job, schedule)
+    trainer.load_best()
+    figures = trainer.figures()
+    if held_out is not None:
+        figures["evaluation"] = trainer.evaluation()
     del job.model.forward
     gathered = None
     if trainer.is_fsdp_enabled:  # collective: every process takes part
@@ -222,13 +228,12 @@ def _step_of(checkpoint: Path) -> int:
 class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not type-checked here
     """A Trainer that logs a loss with its parts, stops at NaN or infinity, and leaves only complete checkpoints."""
 
-    def watch(
-        self, schedule: Schedule, request: Mapping[str, Any], progress: Progress | None, settings: Settings
-    ) -> None:
-        """Set up logging. Called once, before training."""
+    def watch(self, schedule: Schedule, held_out: Schedule | None, job: TrainingJob) -> None:
+        """Set up logging and early stopping. Called once, before training."""
         self.model_accepts_loss_kwargs = False  # the schedule has divided the loss already; see compute_loss
         self.remove_callback(PrinterCallback)
-        self.schedule, self.request, self.progress = schedule, request, progress
+        settings, self.request, self.progress = job.settings, job.request, job.progress
+        self.schedule, self.held_out, self.patience = schedule, held_out, settings.patience
         self.unlogged: list[Tensor] = []  # per forward pass of this process: loss parts, tokens fed, tokens predicted
         self.rates: list[float] = []  # learning rate of each step since the last log
         self.norms: list[Any] = []  # gradient norm of each step since the last log
@@ -280,7 +285,7 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Log before every save, so that a checkpoint has its whole curve and its loss was checked.
 
-        A limited time is saved by tenths, and ends the training.
+        A limited time is saved by tenths, and ends the training. So does a held-out loss that no longer falls.
         """
         if self.limit_s is not None:
             self.first_step_s = self.first_step_s or time.perf_counter() - self.started_at
@@ -290,6 +295,7 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
             self.tenths = tenths
         self.control.should_log |= self.control.should_save
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        self.control.should_training_stop |= self.patience is not None and self._best[1] >= self.patience
 
     def log(self, logs: dict[str, float], *_: Any, **__: Any) -> None:
         """Add a point to the curve: means over the steps since the last one.
@@ -349,9 +355,35 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
             "lower `--learning-rate`, or check the data"
         )
 
+    def evaluation(self) -> dict[str, Any]:
+        """Return loss, accuracy and calibration on the held-out conversations, of which there are some."""
+        assert self.held_out is not None
+        self.model_wrapped.eval()
+        with self.accelerator.autocast():
+            return evaluate(self.model_wrapped, self.held_out, self.args.device)
+
+    @property
+    def _best(self) -> tuple[int, int]:
+        """The step of the lowest held-out loss (without any, the last one), and the number of evaluations after it.
+
+        They follow from the curve, so a resumed training keeps the same weights.
+        """
+        losses = [(point["held_out"], point["step"]) for point in self.state.log_history if "held_out" in point]
+        _, best = min(losses, default=(0.0, self.state.global_step))
+        return best, sum(step > best for _, step in losses)
+
+    def load_best(self) -> None:
+        """Load the weights of the lowest held-out loss, if others followed."""
+        if (best := self._best[0]) != self.state.global_step:
+            self.state.best_model_checkpoint = str(Path(self.args.output_dir) / f"checkpoint-{best}")
+            self._load_best_model()
+            if self.progress and self.is_world_process_zero():
+                self.progress.note(f"the weights of step {best} are kept: the held-out loss was lowest there")
+
     def figures(self) -> dict[str, Any]:
         """Return the figures of the training so far, for its record."""
         last, done = self._last_point, self.state.global_step
+        columns = ("step", "loss", *self.schedule.objective.parts, "learning_rate", "held_out")
         conversations = 0
         if done:
             conversations = (done - 1) * self.schedule.batch_size + len(self.schedule.conversations(done - 1))
@@ -360,19 +392,19 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
             "tokens": {"fed": last["fed"], "predicted": last["predicted"], "conversations": conversations},
             "train_s": last["train_s"],
             "tokens_per_s": round(last["fed"] / last["train_s"], 1) if last["train_s"] else None,
-            "curve": [
-                {name: point[name] for name in ("step", "loss", *self.schedule.objective.parts, "learning_rate")}
-                for point in self.state.log_history
-            ],
+            "curve": [{name: point[name] for name in columns if name in point} for point in self.state.log_history],
         }
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint to the folder `writing`, rename it, then remove the one before.
+        """Write a checkpoint to the folder `writing`, rename it, then remove those before but for the best.
 
         transformers may call this twice after the last step of an epoch.
         """
         if self.state.global_step == self.saved_step:
             return
+        if self.patience is not None:
+            loss = torch.tensor(self.evaluation()["loss"], device=self.args.device)
+            self.state.log_history[-1]["held_out"] = round(self.accelerator.reduce(loss, "mean").item(), 5)
         resume_folder = Path(self.args.output_dir)
         self.args.output_dir = str(resume_folder / "writing")
         try:
@@ -392,5 +424,6 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         write_record(written, {**self.request, **self.figures()})
         written.rename(resume_folder / written.name)
         for folder in previous:
-            shutil.rmtree(folder)
+            if _step_of(folder) != self._best[0]:
+                shutil.rmtree(folder)
         self.saved_step = self.state.global_step

@@ -115,6 +115,21 @@ def test_a_training_ends_when_its_minutes_are_over(
     assert rates[-1] < 1e-3
 
 
+def test_a_training_ends_when_the_held_out_loss_no_longer_falls_and_keeps_its_best_weights(
+    base: str, rows: str, tmp_path: Path
+) -> None:
+    """Killed after the best step, it resumes to the same weights."""
+    early, out, again = replace(USUAL, epochs=30, patience=2), tmp_path / "once" / "out", tmp_path / "again" / "out"
+    entries = record(run(MARS, base, rows, early, out))
+    losses = {point["step"]: point["held_out"] for point in entries["curve"] if "held_out" in point}
+    best = min(losses, key=losses.__getitem__)
+    assert list(losses) == list(range(2, best + 5, 2))  # two evaluations follow the best
+    assert (entries["steps"], entries["evaluation"]["loss"]) == (best + 4, losses[best])
+    with pytest.raises(Killed):
+        run(MARS, base, rows, early, again, progress=Watch(best + 4))
+    assert_same_training(run(MARS, base, rows, early, again), out)
+
+
 def test_the_rate_of_a_limited_training_may_rise_to_its_end(base: str, rows: str, tmp_path: Path) -> None:
     """A warmup over the whole training leaves no step for the fall."""
     rising = replace(USUAL, epochs=1, minutes=60, warmup=1)
