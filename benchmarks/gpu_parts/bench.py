@@ -111,7 +111,8 @@ class Bench(runner.StepFile):
         return make_plan(
             RunRequest(
                 suite=(f"synthetic:{prompt}x{new}",),
-                **({"family": family} if family and not self.toy else {"weights": TOY if self.toy else LARGE}),
+                family=None if self.toy else family,
+                weights=TOY if self.toy else None if family else LARGE,
                 method=methods,
                 engine=("graph",),
                 batch_size=(size,),

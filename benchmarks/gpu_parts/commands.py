@@ -54,7 +54,7 @@ def real(args: argparse.Namespace, limit_s: float) -> Found:
 
     def after_s(*patterns: str) -> float:
         """Return when the last of these files was written, in seconds after the command began."""
-        return max(file.stat().st_mtime for pattern in patterns for file in folder.glob(pattern)) - began
+        return float(max(file.stat().st_mtime for pattern in patterns for file in folder.glob(pattern)) - began)
 
     ends_s = [after_s("plan.json"), first_s, after_s("timings/*"), after_s("timings/*", *JUDGED), found["wall_s"]]
     parts = zip(("plan", "start", "decoding", "judging", "page"), ends_s, [0.0, *ends_s], strict=False)

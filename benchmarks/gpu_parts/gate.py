@@ -54,11 +54,13 @@ def check(args: argparse.Namespace, limit_s: float) -> Found:
         found = mtbench(args, "gate", words, left_s, result)
         if found["ended"] is not None:
             break
-        gate, wanted = runner.read(result), "it must" if head == "slower" else "it must not"
+        gate, wanted = runner.read(result), "FAIL" if head == "slower" else "not FAIL"
         test = gate["timed"][0]["test"] if gate["timed"] else {}
-        slower = (None if (r := test.get(name)) is None else 100 * (r - 1) for name in ("ratio", "ci_low", "ci_high"))
+        ends = (None if (r := test.get(name)) is None else 100 * (r - 1) for name in ("ratio", "ci_low", "ci_high"))
+        value, low, high = ends
         beside = f"{gate['pairs']} and {gate['confirmation_pairs']} fresh pairs, {found['wall_s']:.0f} s"
-        figures.append(Figure(f"gate, {head}, slower by %", *slower, beside, f"{gate['word']}; FAIL: {wanted}"))
+        word = f"{gate['word']}, and must {wanted}"
+        figures.append(Figure(f"gate, {head}, slower by %", value, low, high, beside, word))
         said.append(f"{head}: {gate['word']}: {gate['reason']}")
     found["wall_s"] = time.monotonic() - began_at
     return runner.measured(args.out, found, figures, " ".join(said), toy=args.dry_run)
