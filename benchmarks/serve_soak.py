@@ -18,8 +18,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import checkout  # noqa: F401
 import httpx
 import psutil  # type: ignore[import-untyped]
+
+from mtbench.clients.openai_client import events
 
 TAUS = (1.0, 0.95, 0.8, 0.5)
 PROMPTS = 40  # different requests; each is asked again and again
@@ -97,12 +100,10 @@ class Soak:
         async with client.stream("POST", "/completions", json=body | {"stream": True}) as answer:
             if answer.status_code != 200:
                 return self._outcome(answer)
-            async for line in answer.aiter_lines():
+            async for data in events(answer):
                 if kind == "slow":
                     await asyncio.sleep(0.05)
-                if line.startswith("data: {"):
-                    message = json.loads(line.removeprefix("data: "))
-                    pieces += [choice["text"] for choice in message["choices"]]
+                pieces += [choice["text"] for choice in json.loads(data)["choices"]]
         self._compare(number, "".join(pieces))
         return "ok"
 

@@ -140,7 +140,10 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
 
 
 def read_lines(file: BinaryIO, longest: int = LONGEST_LINE) -> Iterator[bytes]:
-    """Yield the lines of an open file with their newlines. Raises ValueError for a line of over `longest` bytes."""
+    """Yield the lines of an open file with their line feeds. Raises ValueError for a line of over `longest` bytes.
+
+    A line feed alone ends a line: JSON may hold U+2028 and U+0085, at which `str.splitlines` and httpx's lines end.
+    """
     while line := file.readline(longest + 1):
         if len(line) > longest:
             raise ValueError(f"the line has over {longest:,} bytes")

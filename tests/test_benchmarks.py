@@ -61,6 +61,27 @@ def test_every_kind_of_step_of_the_gpu_script_ends_with_its_figures(
 
 
 @pytest.mark.slow
+def test_steps_that_are_asked_for_end_with_their_figures(tmp_path: Path) -> None:
+    """Of a gate: the slower build has the same tokens and counts by the same decoder, so that its times decide."""
+    steps = ["real", "prefill-64", "gate"]
+    text = dry(str(BENCHMARKS / "gpu.py"), "--out", str(tmp_path), "--only", *steps)
+    found: dict[str, Any] = {step: json.loads((tmp_path / f"{step}.json").read_text()) for step in steps}
+    assert {step: found[step]["ended"] for step in steps} == dict.fromkeys(steps), text
+    figures = [figure for step in steps for figure in found[step]["figures"]]
+    assert len(figures) == 7
+    assert all(figure["value"] is not None for figure in figures)
+    for head in ("itself", "slower"):
+        gate = json.loads((tmp_path / f"gate/gate-{head}/gate.json").read_text())
+        assert {finding["kind"] for finding in gate["findings"]} <= {"environment", "slower", "undecided"}
+        assert gate["same_build"] == (head == "itself")
+        sides = (
+            (tmp_path / f"gate/gate-{head}/exact/{side}/environment.json").read_text() for side in ("base", "head")
+        )
+        [layers, again] = (json.loads(side)["sessions"][0]["layers"] for side in sides)
+        assert layers == again
+
+
+@pytest.mark.slow
 def test_a_mars_checkpoint_is_trained_and_measured_at_every_threshold(tmp_path: Path) -> None:
     text = dry(str(BENCHMARKS / "train_mars.py"), "--out", str(tmp_path))
     cells = json.loads((tmp_path / "train_mars.json").read_text())["cells"]

@@ -65,7 +65,7 @@ def lines(folder: Path) -> Any:
 
     found: dict[str, Any] = {"temporary": [path.name for path in folder.rglob(".*.tmp")]}
     for file in sorted([*folder.glob("**/generations/*.jsonl"), *folder.glob("**/timings/*.jsonl")]):
-        records = [json.loads(line) for line in file.read_text().splitlines()]
+        records = [json.loads(line) for line in io.BytesIO(file.read_bytes())]
         kept = [{k: v for k, v in figures(r).items() if k not in OF_THE_MACHINE} for r in records]
         found[file.relative_to(folder).as_posix()] = sorted(json.dumps(record) for record in kept)
     for file in folder.glob("**/scores.json"):

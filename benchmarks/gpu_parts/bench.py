@@ -69,9 +69,13 @@ class Bench(runner.StepFile):
 
     def load(self) -> None:
         """Load the model of all timed steps, and probe the GPU."""
+        self.probe()
+        self.pool(self.plan(("ar", MARS), 1))
+
+    def probe(self) -> None:
+        """Measure the limits of the GPU."""
         if not self.toy:
             self.probed = probe.probe("cuda", DTYPES[self.dtype])
-        self.pool(self.plan(("ar", MARS), 1))
 
     def pool(self, plan: Plan) -> ModelPool:
         """Return the pool with the plan's models. It loads those that it lacks."""
@@ -99,14 +103,16 @@ class Bench(runner.StepFile):
         new: int = 128,
         batching: Batching = "static",
         blocks: int = BLOCKS,
+        family: str | None = None,
     ) -> Plan:
-        """Return a plan of random prompts on random weights; on a CPU a small one."""
+        """Return a plan of random prompts on random weights, or those of a family; on a CPU a small one."""
         if self.toy:
             size, prompt, new, blocks = min(size, 4), 24, 8, min(blocks, 2)
         return make_plan(
             RunRequest(
                 suite=(f"synthetic:{prompt}x{new}",),
-                weights=TOY if self.toy else LARGE,
+                family=None if self.toy else family,
+                weights=TOY if self.toy else None if family else LARGE,
                 method=methods,
                 engine=("graph",),
                 batch_size=(size,),

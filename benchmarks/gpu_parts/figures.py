@@ -40,6 +40,11 @@ BARS: Mapping[str, Bar] = {
     "ar graph over hf-generate dynamic, 7B batch 4, wall": Bar("hf-dynamic", 5.0),
     "invariant: share identical at batch 1 and 16, bf16": Bar("invariant", 1.0),
     "prefill 7B, 8 x 512, share of the matrix peak": Bar("prefill", 0.5),
+    "run of SmolLM2, plan after, s": Bar("real", 8, most=True),
+    "run of SmolLM2, first block after, s": Bar("real", 20, most=True),
+    "run of SmolLM2, judging over decoding": Bar("real", 0.2, most=True),
+    "run of SmolLM2 to its page, s": Bar("real", 60, most=True),
+    "prefill SmolLM2, 1 x 64, ms": Bar("prefill-64", 5, most=True),
 }
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gpu_parts.figures import Figure
 from mtbench import files
 from mtbench.errors import UserError, first_line
 from mtbench.programs import processes
@@ -99,7 +100,7 @@ def command(
 ) -> Found:
     """Run a command of mtbench; keep what it prints, and when the first block was in its run directory, if it has one.
 
-    `result`: a file that it has written if it did its work. Exit code 1 is such a finding, too.
+    `result`: a file that it has written if it did its work. Exit codes 1 and 3 are such findings, too.
     """
     log, began_at, block_s = _log(out, name), time.monotonic(), None
     with processes.started(words, variables, log, Path.cwd(), grace_s=GRACE_S) as process:
@@ -110,9 +111,17 @@ def command(
     if block_s:
         said = f"first block after {block_s:.1f} s, all after {wall_s:.1f} s; {said}"
     kept = {"first_block_s": block_s, "exit_code": code, "printed": log.read_text().splitlines()}
-    ended = None if in_time and code in (0, 1) and result.exists() else _why(code, log, in_time, limit_s)
+    ended = None if in_time and code in (0, 1, 3) and result.exists() else _why(code, log, in_time, limit_s)
     found = _begun(name) | {"said": "" if said == ended else said, "ended": ended, "wall_s": wall_s, "found": kept}
     write(file_of(out, name), found)
+    return found
+
+
+def measured(out: Path, found: Found, figures: Sequence[Figure], said: str, *, toy: bool) -> Found:
+    """Add its figures and its line to a step that was a command; return it. `toy`: they meet or miss no bar."""
+    judged = [figure if toy else figure.judged(None) for figure in figures]
+    found |= {"said": said or found["said"], "figures": [figure._asdict() for figure in judged]}
+    write(file_of(out, found["step"]), found)
     return found
 
 

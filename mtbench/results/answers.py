@@ -1,6 +1,7 @@
 """Answers in a file: JSONL, a line for each request. docs/audit.md makes it of the result files of other tools."""
 
 import codecs
+import io
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ class FileAnswer(Record):
 def read_answers(path: Path) -> list[FileAnswer]:
     """Return the answers in a file. Raises UserError in one line for a file without any, or one that is cut off."""
     where, data = printable(str(path)), files.read_bytes(path, LARGEST_FILE).removeprefix(codecs.BOM_UTF8)
-    lines = [(n, line) for n, line in enumerate(data.splitlines(), 1) if line.strip()]
-    answers = [parse(line, FileAnswer, f"{where}, line {n}", FORM) for n, line in lines]
+    lines = enumerate(files.read_lines(io.BytesIO(data), LARGEST_FILE), 1)
+    answers = [parse(text, FileAnswer, f"{where}, line {n}", FORM) for n, line in lines if (text := line.strip())]
     if not answers:
         raise UserError(f"{where} is empty; {FORM}")
     if len({answer.token_ids is None for answer in answers if not answer.failed}) > 1:

@@ -70,7 +70,7 @@ def write_answers(
                 for answer in answered(checkpoint, chain(waiting, stream), max_new_tokens, ends_at, options):
                     _write_line(file, answer._asdict())
                     file.flush()
-        answers = [Answered(**json.loads(line)) for line in partial.read_text(encoding="utf-8").splitlines()[1:]]
+        answers = [Answered(**row) for row in _rows(partial)[1:]]
         kept = [answer for answer in answers if answer.finished or keep_cut]
     with files.atomic_write(out) as temporary, temporary.open("w", encoding="utf-8") as file:
         for answer in kept:
@@ -97,17 +97,21 @@ def _resume(partial: Path, request: dict[str, Any], stream: Iterator[Messages]) 
         partial.write_text(json.dumps(request) + "\n", encoding="utf-8")
         return
     data = partial.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        partial.write_bytes(whole)
+    if not data.endswith(b"\n"):
+        partial.write_bytes(data[: data.rfind(b"\n") + 1])
     try:
-        first, *lines = [json.loads(line) for line in whole.splitlines()] or [None]
+        first, *lines = _rows(partial) or [None]
         pairs = zip(lines, stream, strict=False)
         same = first == request and all(line["messages"][:-1] == list(turns[:-1]) for line, turns in pairs)
     except (ValueError, KeyError, TypeError):
         same = False
     if not same:
         raise UserError(f"{partial} holds answers to another request; repeat its command, or remove it to start again")
+
+
+def _rows(partial: Path) -> list[Any]:
+    with files.open_plain(partial) as file:
+        return [json.loads(line) for line in files.read_lines(file)]
 
 
 def _write_line(file: TextIO, entry: Mapping[str, Any]) -> None:

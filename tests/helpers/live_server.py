@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from httpx_sse import EventSource
 from small import CHAT, beginning_tokenizer
 
 from mtbench.decoding.loop import Batch
@@ -117,9 +118,9 @@ def serving(served: Served, **limits: Any) -> Iterator[Running]:
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
     """Return the messages of a stream; the last one must be [DONE]."""
-    lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
+    found = [event.data for event in EventSource(response).iter_sse()]
+    assert found.pop() == "[DONE]"
+    return [json.loads(data) for data in found]
 
 
 def text_of_events(messages: list[dict[str, Any]], *, chat: bool = False) -> str:

@@ -14,7 +14,7 @@ def stored_json(run: RunDirectory, name: str) -> Any:
 def stored_lines(run: RunDirectory, name: str) -> list[Any]:
     """Return the values of a JSONL file; none if it is absent."""
     file = run.path / name
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [json.loads(line) for line in file.read_bytes().split(b"\n") if line] if file.exists() else []
 
 
 def keep_lines(run: RunDirectory, name: str, lines: list[Any]) -> None:

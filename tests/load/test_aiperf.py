@@ -64,6 +64,13 @@ def test_aiperf(plan: LoadPlan, of_aiperf: Path) -> None:
     assert lines[2].text is None
 
 
+def test_a_line_separator_in_an_answer_ends_no_line_of_an_export(plan: LoadPlan, of_aiperf: Path) -> None:
+    """aiperf does not escape it."""
+    raw = of_aiperf / aiperf.EXPORT / aiperf.RAW
+    raw.write_text(raw.read_text(encoding="utf-8").replace("Well", "We\u2028ll"), encoding="utf-8")
+    assert str(read(sending(plan), of_aiperf)[0].text).startswith("We\u2028ll, she has")
+
+
 def test_an_export_without_all_requests_is_refused(plan: LoadPlan, of_aiperf: Path) -> None:
     more = plan.changed(points=[plan.points[0].changed(items=[*plan.points[0].items, 0])])
     with pytest.raises(UserError, match="6 of 7 requests"):
