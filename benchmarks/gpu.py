@@ -66,6 +66,7 @@ STEPS: dict[str, Step] = {
     "hf-dynamic": Step(60, "times", "hf_dynamic"),
     "invariant": Step(60, "times", "invariant"),
     "prefill": Step(30, "times", "prefill"),
+    "prompt": Step(40, "times", "prompt"),
 }
 
 

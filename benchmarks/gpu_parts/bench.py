@@ -99,6 +99,7 @@ class Bench(runner.StepFile):
         new: int = 128,
         batching: Batching = "static",
         blocks: int = BLOCKS,
+        weights: str = LARGE,
     ) -> Plan:
         """Return a plan of random prompts on random weights; on a CPU a small one."""
         if self.toy:
@@ -106,7 +107,7 @@ class Bench(runner.StepFile):
         return make_plan(
             RunRequest(
                 suite=(f"synthetic:{prompt}x{new}",),
-                weights=TOY if self.toy else LARGE,
+                weights=TOY if self.toy else weights,
                 method=methods,
                 engine=("graph",),
                 batch_size=(size,),

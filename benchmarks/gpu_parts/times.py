@@ -1,8 +1,32 @@
 """Steps that time methods and engines on random weights of 7B shapes. One process runs them all: it loads once."""
 
-from gpu_parts.bench import MARS, Bench, tokens
+import json
+from functools import partial
+from unittest import mock
+
+import torch
+
+from gpu_parts.bench import LARGE, MARS, Bench, tokens
+from gpu_parts.figures import interval
 from gpu_parts.profile import profile
 from mtbench import statistics
+from mtbench.decoding.loop import Batch
+from mtbench.decoding.request import in_batch
+from mtbench.hardware.stopwatch import Stopwatch
+from mtbench.statistics import Ratio
+
+SMOLLM2 = {  # config.json of SmolLM2-135M, as far as it has shapes
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rope_theta": 100_000,
+    "tie_word_embeddings": True,
+}
 
 
 def static(bench: Bench, size: int) -> None:
@@ -57,3 +81,32 @@ def prefill(bench: Bench) -> None:
         raise RuntimeError(f"the GPU was not probed: {reason}")
     least_s = 2 * shape["body"] * fed / probed.matmul_flop_per_s
     bench.figure(what, statistics.ratio_of_totals([[least_s] * len(seconds)], [seconds]), doubt=doubt)
+
+
+def prompt(bench: Bench) -> None:
+    """Prefill of one prompt of 64 tokens, with captured chunks and, in turn, with their launches from Python."""
+    folder = bench.out / "smollm2-135m"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(SMOLLM2))
+    for name, weights in (("SmolLM2-135M", f"random:{folder}"), ("7B", LARGE)):
+        plan, what = bench.plan(("ar",), 1, prompt=64, new=2, weights=weights), f"prefill {name}, 1 x 64"
+        pool, [cell], stopwatch, found = bench.pool(plan), plan.cells, Stopwatch(bench.device), dict[str, list[float]]()
+        requests = in_batch(plan.requests(plan.suites[0], range(1)), temperature=0.0, ignore_eos=True)
+        with torch.inference_mode():
+            batch = pool.engine("graph").batch(cell.built, pool.runners_of(cell), 1, 256)
+            batch.begin(requests)
+            ways = {"captured": batch.feed_parts, "launched": partial(Batch.feed_parts, batch)}
+            for _ in range(2 if bench.toy else 2 * statistics.UNITS_NEEDED["block"]):
+                bench.in_time(f"{sum(map(len, found.values()))} prompts")
+                for way, feed in ways.items():
+                    began_at = stopwatch.now()
+                    with mock.patch.object(batch, "feed_parts", feed):
+                        batch.start([(0, requests[0])], [0])
+                    found.setdefault(way, []).append(1000 * (stopwatch.now() - began_at))
+        bench.keep(what, found)
+        captured, launched = (_mean(found[way]) for way in ways)
+        bench.figure(f"{what}, ms", captured, beside=f"without a graph {interval(*launched[:3])}")
+
+
+def _mean(values: list[float]) -> Ratio:
+    return statistics.ratio_of_totals([values], [[1.0] * len(values)])
