@@ -90,7 +90,8 @@ def prompt(bench: Bench) -> None:
     (folder / "config.json").write_text(json.dumps(SMOLLM2))
     for name, weights in (("SmolLM2-135M", f"random:{folder}"), ("7B", LARGE)):
         plan, what = bench.plan(("ar",), 1, prompt=64, new=2, weights=weights), f"prefill {name}, 1 x 64"
-        pool, [cell], stopwatch, found = bench.pool(plan), plan.cells, Stopwatch(bench.device), dict[str, list[float]]()
+        pool, [cell], stopwatch = bench.pool(plan), plan.cells, Stopwatch(bench.device)
+        found: dict[str, list[float]] = {}
         requests = in_batch(plan.requests(plan.suites[0], range(1)), temperature=0.0, ignore_eos=True)
         with torch.inference_mode():
             batch = pool.engine("graph").batch(cell.built, pool.runners_of(cell), 1, 256)

@@ -19,7 +19,6 @@ from decoding_cases import (
     run,
 )
 from method_cases import CASES, HEADS, Case, graph, models
-from recorded_graphs import prefills
 from thinned import one_in
 from torch import Tensor
 
@@ -170,7 +169,8 @@ def test_a_replayed_step_equals_a_plain_step(
         assert ends(got) == ends(want)
         if len(method.variants) == 1:
             assert [g.commits for g in got] == [g.commits for g in want]
-    assert len(recorded) == 2 + len(method.variants) + prefills(captured)
+    assert len(captured._graphs) == len(method.variants)
+    assert timing.preparation_s == 0 or len(method.variants) > 1
 
 
 @pytest.mark.parametrize("case", one_in(4, STILL, EACH), ids=str)
