@@ -10,7 +10,7 @@ import pytest
 from forked import forking
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-STEPS = ["operations", "equality", "run", "static-4", "refill-16", "hf-dynamic", "invariant", "prefill"]  # one a kind
+STEPS = ["operations", "equality", "run", "static-4", "refill-16", "hf-dynamic", "invariant", "prefill", "prompt"]
 
 pytestmark = pytest.mark.whole
 

@@ -30,12 +30,13 @@ from mtbench.decoding.host_sync import AsyncCopy, CommitLog, Shape
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.method_checks import check_commit, check_proposal
 from mtbench.decoding.output import Generation, Timing
-from mtbench.decoding.prefill import prefill, refuse_unfit
+from mtbench.decoding.prefill import feed_chunk, prefill, refuse_unfit, width_of
 from mtbench.decoding.request import Request, in_batch
 from mtbench.decoding.run_state import Reads, RunState, WorkloadRun
 from mtbench.decoding.step import feed, move_cursors, write
 from mtbench.errors import NotNumbersError
 from mtbench.models.attention import ALIGNED, AttentionMetadata
+from mtbench.models.runner import ModelRunner
 from mtbench.options.classes import per_request
 from mtbench.options.common import heat
 
@@ -325,7 +326,12 @@ class Batch:
         rows.base[at] = method.base(self.state, rows)[at]
         final = torch.minimum(method.final(self.state, rows), rows.base - 1)[at]
         rows.cached[at] = final // method.block * method.block  # a block is fed whole
-        prefill(rows, self.runners, method, at, self.arange)
+        prefill(rows, self.runners, method, at, self.feed_parts)
+
+    def feed_parts(self, runner: ModelRunner, parts: Tensor, block: int) -> None:
+        """Feed a chunk of prompts; see `prefill`."""
+        view, placed = -(-int(parts[2].max()) // ALIGNED) * ALIGNED, parts.to(self.device)
+        feed_chunk(runner, self.rows.tokens[placed[0]], placed, width_of(parts), view, block)
 
     def park(self, resting: list[int]) -> None:
         """Let rows without a request rest: done, and as short as a row can be."""

@@ -3,7 +3,7 @@
 R = rows, W = positions fed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,12 +11,16 @@ from torch import Tensor
 from mtbench.decoding.method import Method, ModelRunners, Rows
 from mtbench.decoding.request import Request, refuse_unknown_ids
 from mtbench.errors import UserError
-from mtbench.models.attention import ALIGNED, KERNEL_POSITIONS, AttentionMetadata
+from mtbench.models.attention import KERNEL_POSITIONS, AttentionMetadata
+from mtbench.models.runner import ModelRunner
 
 PREFILL_POSITIONS = 2048  # positions fed at once over all rows; limits the memory of mask and scores
 PREFILL_WIDTH = 64  # minimum positions of a row fed at once
-# Widths of chunks that are fed before a batch is captured. A run's blocks before its timed ones decode the others; a
-# server's requests need every width that has kernels of its own.
+CAPTURED_WIDTHS = (16, 32, 64, 128, 256, 512)  # positions of a row in a captured chunk, padding included
+CAPTURED_WORK = 4e12  # most positions × parameters of one: 30 layers are launched in 30 ms, and an H100 computes for 10
+# Widths of chunks that are fed before the first request where no graph can be captured: the end of a prompt takes the
+# attention kernels in other variants than a step. A run's blocks before its timed ones decode the others; a server's
+# requests need every width that has kernels of its own.
 WIDTHS_OF_A_RUN = (2,)
 WIDTHS_OF_A_SERVER = (*(1 << power for power in range(7)), KERNEL_POSITIONS + 2)
 
@@ -41,26 +45,41 @@ def refuse_unfit(method: Method, runners: ModelRunners, requests: Sequence[Reque
             )
 
 
-def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arange: Tensor) -> None:
-    """Feed the prompts of the rows `at`, right-aligned, in chunks.
+def prefill(
+    rows: Rows, runners: ModelRunners, method: Method, at: Tensor, feed: Callable[[ModelRunner, Tensor, int], None]
+) -> None:
+    """Feed the prompts of the rows `at`, ascending, in chunks, each by `feed(runner, parts, block)`.
 
-    The target caches final tokens (`rows.cached`), other runners all tokens but the last ones (`ModelRunner.behind`).
-    The target comes first, because draft models may read its features. `arange`: 0 … S−1.
+    `parts` (3, R), on the host: rows of the cache, the first slot that is fed of each, and that behind the last. The
+    target caches final tokens (`rows.cached`), other runners all tokens but the last ones (`ModelRunner.behind`). The
+    target comes first, because draft models may read its features.
     """
-    for runner in runners.values():
-        if runner is runners.target:
-            cached, block = rows.cached[at], method.block
-        else:
-            cached, block = (rows.known[at] - runner.behind).clamp(min=0), 1
-        length = int(cached.max())
-        slots = cached[:, None] + arange[:length] - length
+    finals = [
+        rows.cached[at] if runner is runners.target else (rows.known[at] - runner.behind).clamp(min=0)
+        for runner in runners.values()
+    ]
+    numbers, *by_runner = torch.stack((at, *finals)).cpu()
+    for runner, cached in zip(runners.values(), by_runner, strict=True):
+        length, block = int(cached.max()), method.block if runner is runners.target else 1
         for begin, end in chunks((length - cached).tolist(), length, block):
-            begun = cached + end > length
-            fed, chunk = at[begun], slots[begun, begin:end].clamp(min=0)  # before a prompt, slot 0 is repeated
-            some = None if len(fed) == len(rows.done) else fed
-            view = -(-end // ALIGNED) * ALIGNED
-            metadata = AttentionMetadata(chunk, chunk, rows.base[fed], view, block=block, rows=some)
-            runner.feed(rows.tokens[fed], metadata)
+            parts = torch.stack((numbers, (cached + begin - length).clamp(min=0), cached + end - length))
+            feed(runner, parts[:, parts[2] > 0], block)
+
+
+def feed_chunk(runner: ModelRunner, tokens: Tensor, parts: Tensor, width: int, view: int, block: int) -> None:
+    """Feed `parts` (3, R) of prompts, right-aligned in `width` positions; a shorter one repeats its first slot.
+
+    `tokens` (R, S): of these rows.
+    """
+    row, begin, end = parts
+    slots = torch.maximum(end[:, None] + torch.arange(-width, 0, device=end.device), begin[:, None])
+    some = None if len(row) == runner.cache.rows else row
+    runner.feed(tokens, AttentionMetadata(slots, slots, end, view, block=block, rows=some))
+
+
+def width_of(parts: Tensor) -> int:
+    """Return how many positions the longest of `parts` (3, R), on the host, has."""
+    return int((parts[2] - parts[1]).max())
 
 
 def chunks(starts: Sequence[int], length: int, block: int) -> Iterator[tuple[int, int]]:
@@ -83,20 +102,9 @@ def widest(rows: int, block: int) -> int:
     return -(-max(PREFILL_WIDTH, PREFILL_POSITIONS // rows) // block) * block
 
 
-def warm_up(
-    rows: Rows, runners: ModelRunners, method: Method, arange: Tensor, widths: Sequence[int] = WIDTHS_OF_A_RUN
-) -> None:
-    """Feed chunks of these widths to all rows and to one, with few and with all slots in view.
-
-    It overwrites the first slots. The end of a prompt is a short chunk. It takes the attention kernels in other
-    variants than a decode step, which a GPU would otherwise compile in whichever batch has the first.
-    """
-    for runner in runners.values():
-        for count in {len(rows.done), 1}:
-            for width in sorted({min(width, widest(count, method.block), len(arange) - 1) for width in widths}):
-                for view in {-(-width // ALIGNED) * ALIGNED, len(arange)}:
-                    chunk = arange[:width].expand(count, -1)
-                    some = None if count == len(rows.done) else torch.zeros_like(rows.base[:1])
-                    end = chunk[:, -1] + 1
-                    metadata = AttentionMetadata(chunk, chunk, end, view, block=method.block, rows=some)
-                    runner.feed(rows.tokens[:count], metadata)
+def captured_widths(runner: ModelRunner, rows: int, view: int, block: int) -> list[int]:
+    """Return the widths in which a chunk of so many rows is captured, the widest first: the others fit its memory."""
+    if runner.feed_reads:
+        return []
+    most = min(2 * view - 1, widest(rows, block), CAPTURED_WORK / (rows * runner.model.num_parameters()))
+    return [width for width in reversed(CAPTURED_WIDTHS) if width <= most]

@@ -32,6 +32,7 @@ class KVCache:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.taps: tuple[int, ...] = ()  # hidden states kept as features, numbered as transformers' `hidden_states`
         self._features: dict[int, Tensor] = {}  # tap -> (positions, C); those of other taps stay for their next batch
+        self.graphs: dict[Any, Any] = {}  # captured forward passes that write here (mtbench/decoding/cuda_graph.py)
         self._mover: Callable[[Tensor, Tensor, int], None] | None = None  # for the layers that are there
         self.index: Tensor  # (R·W,) storage positions that the next forward pass writes
 
@@ -43,8 +44,8 @@ class KVCache:
         """
         self.taps = tuple(taps)
         if rows * slots > self.positions:
-            self.layers.clear()
-            self._features.clear()
+            for held in (self.layers, self._features, self.graphs):
+                held.clear()
             self.positions = rows * slots
             self.epoch += 1
         self.rows, self.slots = rows, slots

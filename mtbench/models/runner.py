@@ -36,6 +36,7 @@ class ModelRunner:
     taps: tuple[int, ...] = ()  # hidden states of the target that it reads
     parallel = False  # one forward drafts all tokens of a step
     longest = 1  # most of its own tokens that stand for one of the target's
+    feed_reads = False  # `feed` reads lengths from the device, so no CUDA graph can hold it
 
     def __init__(self, checkpoint: Checkpoint, decoder: Decoder | None = None) -> None:
         self.checkpoint, self.decoder = checkpoint, decoder

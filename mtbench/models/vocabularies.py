@@ -186,6 +186,8 @@ class TranslatedRunner(ModelRunner):
     Its cache holds the draft's tokens: a slot is a place in the spelled text.
     """
 
+    feed_reads = True
+
     def __init__(self, runner: ModelRunner, target: ModelRunner) -> None:
         super().__init__(runner.checkpoint, runner.decoder)
         self.translation = Translation.of(target.checkpoint, runner.checkpoint)

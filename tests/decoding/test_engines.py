@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from decoding_cases import READ_LAG, decode_prompts, on, outcomes
-from recorded_graphs import Recording
+from decoding_cases import CONFIGS, READ_LAG, decode_prompts, on, outcomes
+from recorded_graphs import Recording, prefills
 from small import small_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,8 +53,22 @@ def test_a_replayed_step_equals_a_plain_step(runner: ModelRunner, method: Method
         got, timing = decode_prompts(method, runners, prompts, BUDGET, rows=2, make=lambda *_: captured)
         assert outcomes(got) == outcomes(want)
         assert timing.miscounted == 0
-    assert len(recorded) == 2
+    assert len(recorded) == 2 + prefills(captured)
     assert timing.preparation_s == 0
+
+
+@pytest.mark.parametrize("name", ["qwen2 sliding, tied", "mistral sliding", "gemma2", "gemma3"])
+def test_a_replayed_prefill_keeps_to_sliding_windows(
+    name: str, make_runner: Callable[..., ModelRunner], recorded: list[str]
+) -> None:
+    """In the decoder and in transformers' modules. Chunks begin at the prompt and in it; of one row, four, and all."""
+    runner = make_runner(CONFIGS[name])
+    runners = on(ENGINES["graph"]().runner(runner.checkpoint))
+    prompts = [[(5 * i + j) % 30 for j in range(length)] for i, length in enumerate((150, 72, 85, 80, 12, 17, 30, 2))]
+    budgets = [8, 8, 3, 3, 6, 4, 4, 4]
+    batch = Captured(METHODS["ar"](), runners, 5, 160)
+    got, _ = decode_prompts(batch.method, runners, prompts, budgets, rows=5, make=lambda *_: batch)
+    assert outcomes(got) == outcomes(decode_prompts(batch.method, on(runner), prompts, budgets)[0])
 
 
 def test_the_span_of_a_step_on_the_device_begins_with_its_replay(
@@ -89,27 +103,43 @@ def test_the_span_of_a_step_on_the_device_begins_with_its_replay(
     assert {events[place + 1] for place in begun} == {"replay"}
 
 
-def test_a_captured_batch_warms_up_short_chunks_of_a_prompt(
-    runner: ModelRunner, recorded: list[str], monkeypatch: pytest.MonkeyPatch
+WARM = [(rows, 2, view) for rows in (1, 2) for view in (16, 64)]
+CHUNKS = [(rows, width, 64) for rows in (1, 2) for width in (16, 32, 64)]
+
+
+@pytest.mark.parametrize(("work", "first", "second"), [(4e12, 2 * CHUNKS, []), (0, WARM, WARM)])
+def test_only_the_first_batch_of_a_shape_feeds_captured_chunks(
+    work: float,
+    first: list[Any],
+    second: list[Any],
+    runner: ModelRunner,
+    recorded: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only its first run does. Views of prefills are multiples of 16, so that a GPU compiles one kernel for them."""
+    """Their graphs serve all methods. Without graphs a batch feeds short ones first, with few and all slots in view.
+
+    Views are multiples of 16, so that a GPU compiles one kernel for them.
+    """
     runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
     fed: list[tuple[int, int, int]] = []
     forward = ModelRunner.forward
 
     def record(self: ModelRunner, ids: Tensor, metadata: AttentionMetadata, *args: Any, **kwargs: Any) -> Any:
-        fed.append((*ids.shape, metadata.view))
+        if ids.shape[1] in (2, 16, 32, 64):  # no step and no prompt here is as wide
+            fed.append((*ids.shape, metadata.view))
         return forward(self, ids, metadata, *args, **kwargs)
 
     monkeypatch.setattr(ModelRunner, "forward", record)
-    batch = Captured(METHODS["ar"](), runners, 2, 50)
-    for _ in range(2):
-        decode_prompts(METHODS["ar"](), runners, PROMPTS[4:], BUDGET, make=lambda *_: batch)
-    warm = [(1, 2, 16), (1, 2, 64), (2, 2, 16), (2, 2, 64)]
-    assert sorted(fed[:4]) == warm
-    prefills = [chunk for chunk in fed if chunk[1] > 1]
-    assert prefills[4:] == [(2, 9, 16)] * 2
-    assert all(view % 16 == 0 for _, _, view in fed)
+    monkeypatch.setattr("mtbench.decoding.prefill.CAPTURED_WORK", work)
+    wide, ar, mars = METHODS["mars"](tau=0.3, block_size=40), METHODS["ar"](), METHODS["mars"](tau=0.3)
+    for method, new in ((wide, first), (ar, first), (mars, second)):  # the first has more slots
+        batch = Captured(method, runners, 2, 50)
+        for _ in range(2):
+            got, timing = decode_prompts(method, runners, PROMPTS[3:], BUDGET, rows=2, make=lambda *_, b=batch: b)
+        assert outcomes(got) == outcomes(decode_prompts(method, on(runner), PROMPTS[3:], BUDGET)[0])
+        assert sorted(fed) == sorted(new)
+        assert timing.preparation_s == 0
+        fed.clear()
 
 
 def test_after_memory_moved_steps_are_captured_again(runner: ModelRunner, recorded: list[str]) -> None:
@@ -123,7 +153,7 @@ def test_after_memory_moved_steps_are_captured_again(runner: ModelRunner, record
         got, timing = decode_prompts(method, runners, prompts, BUDGET, make=lambda *_, b=batch: b)
         assert outcomes(got[:2]) == want
         assert timing.preparation_s > 0
-    assert len(recorded) == 4
+    assert len(recorded) == 1 + 3 * (1 + 6)  # the first keeps the pool; each batch has a step, and chunks
 
 
 @pytest.mark.parametrize("config", [HeliumConfig, SmolLM3Config, Ernie4_5Config])

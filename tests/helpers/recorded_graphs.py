@@ -65,6 +65,11 @@ def destroy(tensor: Tensor) -> None:
         tensor.fill_(float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max // 3)
 
 
+def prefills(batch: Captured) -> int:
+    """Return how many chunks of prompts are captured."""
+    return sum(len(runner.cache.graphs) for runner in batch.runners.values())
+
+
 class Pool:
     """Stands in for a pool of CUDA's allocator, which gives it up with its last graph."""
 

@@ -45,6 +45,8 @@ CHAINS = [  # one of each method; a tree needs the scores of several children
     *{case.name: case for case in CASES if not {"tree", "verify"} & set(case.options)}.values(),
 ]
 BLOCKS = [case for case in CASES if case.options.get("verify") == "block"]
+WIDTHS = (4, 8, 16)  # of captured prefills. The last token is not fed, so the prompts are below, at and above each
+AROUND = [[(7 * i + j) % 30 for j in range(length)] for i, length in enumerate((5, 17, 4, 6, 9, 1, 10, 18, 16, 30, 8))]
 SCRIPTS, SCRIPTED_BUDGETS = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
 
 
@@ -151,17 +153,24 @@ def test_on_a_gpu_each_choice_is_one_pass_over_the_logits(
 
 
 @pytest.mark.parametrize("case", one_in(6, STILL, EACH), ids=str)
-def test_a_replayed_step_equals_a_plain_step(made: Made, case: Case, recorded: list[str]) -> None:
-    """The state keeps its memory address: a step recorded once serves other rows, refills and later batches."""
+def test_a_replayed_step_equals_a_plain_step(
+    made: Made, case: Case, recorded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step or a prefill reads keeps its address: recorded once, it serves other rows, refills, later batches."""
+    monkeypatch.setattr("mtbench.decoding.prefill.CAPTURED_WIDTHS", WIDTHS)
     method, plain, fast = case.method, made(case.models), graph(made(case.models))
-    captured = Captured(method, fast, 2, 64)
-    for prompts in (PROMPTS[2:4], PROMPTS[1:]):
-        got, _ = decode_prompts(method, fast, prompts, BUDGET, rows=2, make=lambda *_: captured)
-        want, _ = decode_prompts(method, plain, prompts, BUDGET, rows=2)
+    plainly = ModelRunners("any", {"any": fast.target})  # its graphs of prefills are those of the method, but for taps
+    decode_prompts(ar(), plainly, PROMPTS[:1], 2, make=lambda *_: Captured(ar(), plainly, 3, 64))
+    captured = Captured(method, fast, 3, 64)
+    for prompts, budgets in ((PROMPTS[2:], BUDGET), (AROUND, [5 + 3 * (i % 3) for i in range(len(AROUND))])):
+        got, timing = decode_prompts(method, fast, prompts, budgets, rows=3, make=lambda *_: captured)
+        want, _ = decode_prompts(method, plain, prompts, budgets, rows=3)
+        assert timing.miscounted == 0
         assert ends(got) == ends(want)
         if len(method.variants) == 1:
             assert [g.commits for g in got] == [g.commits for g in want]
-    assert len(recorded) == 1 + len(method.variants)
+    assert len(captured._graphs) == len(method.variants)
+    assert timing.preparation_s == 0 or len(method.variants) > 1
 
 
 @pytest.mark.parametrize("case", one_in(4, STILL, EACH), ids=str)

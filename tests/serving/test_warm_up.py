@@ -7,14 +7,15 @@ from itertools import product
 import pytest
 import torch
 from decoding_cases import READ_LAG, ar, mars, on, requests_for
-from decoding_live import Watcher
+from decoding_live import Watcher, generation_of
 from live_server import serving, small_served
+from recorded_graphs import prefills
 from small import small_checkpoint
 
 from mtbench.decoding.batch_clock import Clock
 from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.engines import ENGINES
-from mtbench.decoding.live import Ended, LiveRun, Queue, Ticket
+from mtbench.decoding.live import LiveRun, Queue, Ticket
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method
 from mtbench.models.runner import ModelRunner
@@ -32,7 +33,7 @@ def test_no_request_captures_a_step(method: Method, widths: int, runner: ModelRu
         batch = Captured(method, on(ENGINES["graph"]().runner(runner.checkpoint)), 3, 96)
     with serving(replace(small_served(method, runner, rows=3), make=lambda: batch)) as running:
         before = len(recorded)
-        assert before == 1 + 2 * widths  # the first one keeps the pool
+        assert before == 1 + prefills(batch) + 2 * widths  # the first one keeps the pool
 
         def ask(number: int, temperature: float) -> list[int]:
             body = {"prompt": PROMPTS[number], "max_tokens": 20, "temperature": temperature, "seed": number}
@@ -68,5 +69,6 @@ def test_no_prompt_captures_a_step(recorded: list[str]) -> None:
             queue.put(ticket)
         queue.close()
         batch.decode(run, Clock())
-    assert all(isinstance(ticket.outcome, Ended) for ticket in tickets)
     assert len(recorded) == before
+    want, _ = decode(ar(), on(ModelRunner(checkpoint)), [ticket.request for ticket in tickets])
+    assert [generation_of(ticket).token_ids for ticket in tickets] == [answer.token_ids for answer in want]
