@@ -106,7 +106,7 @@ def lists(count: int, seed: str) -> Iterator[dict[str, str]]:
 
 def prompts(file: Path) -> Iterator[str]:
     """Yield the prompts of a JSONL file, gzipped or not. Raises UserError for a line without one."""
-    with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
+    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
