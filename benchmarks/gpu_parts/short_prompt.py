@@ -14,6 +14,7 @@ from mtbench import statistics
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.request import in_batch
 from mtbench.hardware.stopwatch import Stopwatch
+from mtbench.sampling import GREEDY
 from mtbench.statistics import Ratio
 
 
@@ -23,7 +24,7 @@ def check(bench: Bench) -> None:
         plan, what = bench.plan(("ar",), 1, prompt=64, new=2, family=family), f"prefill {name}, 1 x 64"
         pool, [cell], stopwatch = bench.pool(plan), plan.cells, Stopwatch(bench.device)
         found: dict[str, list[float]] = {}
-        requests = in_batch(plan.requests(plan.suites[0], range(1)), temperature=0.0, ignore_eos=True)
+        requests = in_batch(plan.requests(plan.suites[0], range(1)), sampling=GREEDY, ignore_eos=True)
         with torch.inference_mode():
             batch = pool.engine("graph").batch(cell.built, pool.runners_of(cell), 1, 256)
             batch.begin(requests)

@@ -11,7 +11,6 @@ differ in their last bits; every method on a checkpoint has the same shapes for 
 rows and slots share these graphs.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -148,15 +147,15 @@ class Captured(Batch):
             run.preparation_s += time.perf_counter() - started_at
 
     def prepare(self) -> None:
-        """Capture every step that a request may need: greedy and sampled, in each width. All rows rest meanwhile."""
+        """Capture every step that a request may need: greedy, drawn, filtered, in each width. All rows rest."""
         if self.tight:  # nothing is captured
             return
         assert self.pending is not None
         self.park(list(range(self.width)))
-        for drawn in (False, True):
-            self.rows = dataclasses.replace(self.rows, temperature=self.temperatures if drawn else None)
+        for drawn, filtered in ((False, False), (True, False), (True, True)):
+            self.draw(drawn, filtered)
             for variant in range(len(self.variants)):
-                shape = Shape(variant, self.pending, self.slots, drawn)
+                shape = Shape(variant, self.pending, self.slots, drawn, filtered)
                 while shape not in self._graphs:
                     self._prepare(shape)
 

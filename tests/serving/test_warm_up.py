@@ -33,7 +33,7 @@ def test_no_request_captures_a_step(method: Method, widths: int, runner: ModelRu
         batch = Captured(method, on(ENGINES["graph"]().runner(runner.checkpoint)), 3, 96)
     with serving(replace(small_served(method, runner, rows=3), make=lambda: batch)) as running:
         before = len(recorded)
-        assert before == 1 + prefills(batch) + 2 * widths  # the first one keeps the pool
+        assert before == 1 + prefills(batch) + 3 * widths  # the first one keeps the pool
 
         def ask(number: int, temperature: float) -> list[int]:
             body = {"prompt": PROMPTS[number], "max_tokens": 20, "temperature": temperature, "seed": number}
@@ -54,7 +54,7 @@ def test_no_request_captures_a_step(method: Method, widths: int, runner: ModelRu
 
 
 def test_no_prompt_captures_a_step(recorded: list[str]) -> None:
-    """Of whatever length, alone and beside others, greedy and sampled. Prefills are warmed up in every width."""
+    """Of whatever length, alone and beside others, greedy, sampled and filtered. Prefills are warmed up, too."""
     checkpoint = small_checkpoint()
     with torch.inference_mode():
         batch = Captured(ar(), on(ENGINES["graph"]().runner(checkpoint)), 4, 240)
@@ -64,7 +64,8 @@ def test_no_prompt_captures_a_step(recorded: list[str]) -> None:
         before = len(recorded)
         lengths = [1, 2, 3, 40, 66, 130, 200]
         prompts = [*([5] * length for length in lengths), *([6] * length for length, _ in product(lengths, range(4)))]
-        tickets = [Ticket(replace(r, temperature=float(i % 3))) for i, r in enumerate(requests_for(prompts, 2))]
+        asked = [replace(r, temperature=float(i % 3), top_k=i % 2) for i, r in enumerate(requests_for(prompts, 2))]
+        tickets = [Ticket(request) for request in asked]
         for ticket in tickets:
             queue.put(ticket)
         queue.close()
