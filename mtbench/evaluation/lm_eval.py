@@ -105,7 +105,7 @@ class HarnessSuite(Suite):
         for item in answers:
             name, place, _ = item.split("/")
             documents.setdefault(name, []).append(int(place))
-        cases = {}
+        cases = dict[str, Case]()
         with lm_eval_environment():
             for name, docs in documents.items():
                 task = self._tasks[name]

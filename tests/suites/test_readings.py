@@ -437,3 +437,4 @@ def test_hostile_formulas_are_compared() -> None:
     """Math-Verify's process outlives them; none equals the reference, and the next formula is compared."""
     texts = [*HOSTILE.values(), "\\boxed{4/2}"]
     assert same_formulas([Case({}, "2", text) for text in texts]) == [False] * len(HOSTILE) + [True]
+    assert same_formulas([Case({}, "2", "")]) == [False]
