@@ -133,6 +133,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("forks")
 def test_the_sample_of_the_readme_is_what_is_printed_today(tmp_path: Path) -> None:
     """Heads, arms and the beginning of the decision, by the command of `make run` on fewer items; no numbers."""
     target = (ROOT / "Makefile").read_text().partition("\nrun: ")[2].partition("\n\n")[0].partition("$(BIN)/")[2]

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import scipy.optimize
-import scipy.stats
+import scipy  # its parts are imported where they are first used, which takes seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

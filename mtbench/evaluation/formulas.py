@@ -33,6 +33,8 @@ def same_formulas(cases: Sequence[Case]) -> list[bool]:
     Raise RuntimeError if Math-Verify does not run.
     """
     pairs = [(case.reference, first(case.text, _formula) or "") for case in cases]
+    if not any(answer for _, answer in pairs):
+        return [False] * len(pairs)
     command = launched([sys.executable, "-P", "-m", __name__])
     process = subprocess.run(command, input=json.dumps(pairs), capture_output=True, text=True)
     if len(process.stdout) != len(pairs):

@@ -60,8 +60,13 @@ def python_of(folder: Path) -> Path | None:
     return python if (folder / MARKER).is_file() and python.exists() else None
 
 
-def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], None], note: Note) -> Path:
-    """Return the Python of the environment in `folder`. Make the environment if it is not there or not whole."""
+def installed(
+    folder: Path, label: str, commit: str, install: Callable[[Pip], None], note: Note, *, with_pip: bool = True
+) -> Path:
+    """Return the Python of the environment in `folder`. Make the environment if it is not there or not whole.
+
+    `with_pip`: False if `install` brings pip.
+    """
     python = folder / "bin" / "python"
     with files.write_errors(folder), _locked(folder, label, note) as lock:
         if python_of(folder) is None:
@@ -70,7 +75,7 @@ def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], No
             shutil.rmtree(folder, ignore_errors=True)
             try:
                 try:
-                    venv.create(folder, with_pip=True, symlinks=True)
+                    venv.create(folder, with_pip=with_pip, symlinks=True)
                 except (OSError, subprocess.CalledProcessError) as error:  # as where Debian lacks python3-venv
                     raise UserError(f"{label!r} cannot be installed: `python -m venv` fails: {error}.") from None
                 install(Pip(python, label, lock))

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import sysconfig
 import time
+import venv
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_wheels import write_wheel
@@ -246,7 +248,10 @@ def test_a_commit_without_its_versions_is_one_line(clone: Path) -> None:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels in place of the package index, and an empty cache directory."""
+    """A folder of wheels in place of the package index, and an empty cache directory.
+
+    pip is installed once, which takes seconds; other environments get a copy.
+    """
     folder = tmp_path / "wheels"
     folder.mkdir()
     for torch in ("9.9", version("torch")):
@@ -258,6 +263,17 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }.items():
         monkeypatch.setenv(name, value)
+    create, pips = venv.create, list[Path]()
+
+    def created(made: Path, *, with_pip: bool, **options: Any) -> None:
+        create(made, with_pip=with_pip and not pips, **options)
+        if with_pip:
+            (packages,) = made.glob("lib/python3*/site-packages")
+            for pip in pips:
+                shutil.copytree(pip, packages / pip.name)
+            pips[:] = pips or packages.glob("pip*")
+
+    monkeypatch.setattr(venv, "create", created)
     return folder
 
 

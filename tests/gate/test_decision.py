@@ -5,9 +5,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from mtbench.experiments.gate.decision import (
     confirmation_pairs,
@@ -135,8 +135,8 @@ def test_one_look_is_the_t_test_of_scipy() -> None:
     for shift in np.linspace(-0.02, 0.06, 60):
         d = rng.normal(shift, 0.01, 8)
         word = decide({"cell": d}, [8], MARGIN).word
-        slower = stats.ttest_1samp(d, 0, alternative="greater").pvalue < 0.01 and d.mean() >= math.log1p(MARGIN)
-        fast = stats.ttest_1samp(d, math.log1p(MARGIN), alternative="less").pvalue < 0.025
+        slower = scipy.stats.ttest_1samp(d, 0, alternative="greater").pvalue < 0.01 and d.mean() >= math.log1p(MARGIN)
+        fast = scipy.stats.ttest_1samp(d, math.log1p(MARGIN), alternative="less").pvalue < 0.025
         assert word == ("FAIL" if slower else "PASS" if fast else "INCONCLUSIVE")
         found.add(word)
     assert found == {"FAIL", "PASS", "INCONCLUSIVE"}
@@ -145,7 +145,7 @@ def test_one_look_is_the_t_test_of_scipy() -> None:
 def test_levels_are_shared_by_looks_and_cells() -> None:
     """A p-value between 1 % and 1 % / (looks · tests) does not fail among several looks or cells."""
     d = np.array([0.03, 0.05, 0.01, 0.04, 0.045, 0.005])
-    assert 0.001 < stats.ttest_1samp(d, 0, alternative="greater").pvalue < 0.01
+    assert 0.001 < scipy.stats.ttest_1samp(d, 0, alternative="greater").pvalue < 0.01
     alone = decide({"cell": d}, [6], MARGIN)
     assert alone.word == "FAIL"
     assert decide({"cell": d}, [6, 12, 18, 24, 30], MARGIN).word == "INCONCLUSIVE"

@@ -176,7 +176,7 @@ def test_a_window_without_its_usual_share_of_the_processor_is_dropped(
     monkeypatch: pytest.MonkeyPatch, before: tuple[float, ...], share: float, lacking: bool
 ) -> None:
     """A quarter less, whatever is usual on this machine; without a usual share there is no evidence."""
-    monkeypatch.setattr(machine, "COMPUTING_SHARE", 0.75)  # tests/conftest.py sets 0
+    monkeypatch.setattr(machine, "COMPUTING_SHARE", 0.75)  # tests/helpers/common_fixtures.py sets 0
     seen = machine.ProcessorShares()
     for one in before:
         seen.lacking({OURS: one})
@@ -202,7 +202,7 @@ def test_a_window_that_a_quota_stopped_is_dropped_for_that_cause(
     monkeypatch: pytest.MonkeyPatch, cpu_s: float, throttled_s: float | None, lacking: bool, dropped: str | None
 ) -> None:
     """Of two seconds. Without a count of the kernel no quota is named; a stop is no longer than the thread's wait."""
-    monkeypatch.setattr(machine, "THROTTLED_SHARE", 0.02)  # tests/conftest.py has none
+    monkeypatch.setattr(machine, "THROTTLED_SHARE", 0.02)  # tests/helpers/common_fixtures.py has none
     before = Sample(at_s=0.0, cpu_s=1.0, throttled_s=None if throttled_s is None else 4.0)
     after = Sample(at_s=2.0, cpu_s=1.0 + cpu_s, throttled_s=None if throttled_s is None else 4.0 + throttled_s)
     assert machine.window(before, after, lacking=lacking)["dropped"] == dropped
@@ -213,7 +213,7 @@ def test_a_quota_stops_a_server_while_its_busiest_thread_waits(
     monkeypatch: pytest.MonkeyPatch, waited_s: float, throttled: bool
 ) -> None:
     """Other programs need not compute meanwhile."""
-    monkeypatch.setattr(machine, "THROTTLED_SHARE", 0.02)  # tests/conftest.py has none
+    monkeypatch.setattr(machine, "THROTTLED_SHARE", 0.02)  # tests/helpers/common_fixtures.py has none
     before = Sample(at_s=0.0, cpu_s=1.0, machine_s=3.0, throttled_s=0.0, threads={"1": (0, 0)})
     spent = {"1": (1_000_000_000, round(waited_s * 1e9)), "2": (0, 500_000_000)}
     after = Sample(at_s=2.0, cpu_s=2.0, machine_s=4.0, throttled_s=1.7, threads=spent)

@@ -117,7 +117,7 @@ def test_words_are_the_projects() -> None:
 
 def test_rounds_that_a_quota_stopped_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five others are enough for a word. An arm says how many were stopped."""
-    monkeypatch.setattr(machine, "THROTTLED_SHARE", 0.02)  # tests/conftest.py has none
+    monkeypatch.setattr(machine, "THROTTLED_SHARE", 0.02)  # tests/helpers/common_fixtures.py has none
 
     def stopped(first: int, count: int = 6, throttled_s: float = 0.5) -> Sent:
         points = rounds([line(0, e2e_s=0.15), line(1, e2e_s=0.15)], count, arm="b")

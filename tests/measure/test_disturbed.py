@@ -174,7 +174,7 @@ def arms(**walls: Sequence[float]) -> dict[str, CellData]:
 
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "FAR_OFF", 4.0)  # tests/conftest.py has none
+    monkeypatch.setattr(samples, "FAR_OFF", 4.0)  # tests/helpers/common_fixtures.py has none
 
 
 @pytest.mark.usefixtures("far")
@@ -200,7 +200,7 @@ def test_a_block_far_off_its_siblings_leaves_no_word_no_factors_and_is_told() ->
 
 def test_arms_that_waited_unequally_for_the_processor_have_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """As once seen in llama.cpp: plain decoding waited for 55 % of its time, and a slower arm was called faster."""
-    monkeypatch.setattr(samples, "STRETCHED", 1.1)  # tests/conftest.py has none
+    monkeypatch.setattr(samples, "STRETCHED", 1.1)  # tests/helpers/common_fixtures.py has none
 
     def found(plain: float, copies: float) -> str:
         group = arms(ar=[2.0 + b / 100 for b in range(8)], copies=[1.0 + b / 100 for b in range(8)])

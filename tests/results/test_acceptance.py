@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_records import cell_data, generation_line, result_cell, timing_line
-from scipy.stats import t as student
 
 from mtbench import records, statistics
 from mtbench.models.thinking import Thinking
@@ -202,7 +202,7 @@ def naive(data: CellData, contexts: range) -> list[float]:
     above, below = (np.array([of[block] for block in y], float) for of in (x, y))
     value, units = above.sum() / below.sum(), len(above)
     error = np.sqrt(units / (units - 1) * ((above / above.sum() - below / below.sum()) ** 2).sum())
-    reach = np.exp(student.ppf(0.975, units - 1) * error)
+    reach = np.exp(scipy.stats.t.ppf(0.975, units - 1) * error)
     return [value, value / reach, value * reach]
 
 

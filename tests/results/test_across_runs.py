@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy
 from made_runs import AR, MARS, TASK, Answer, MadeRun, answer, hidden
-from scipy.stats import t
 
 from mtbench.results.across_runs import CellFigures, RunComparison, compare_runs
 from mtbench.statistics import paired_difference
@@ -55,7 +55,7 @@ def naive_ratio(units: Iterable[Sequence[int]], *columns: Sequence[int]) -> tupl
     signed = [*zip((1, 1, -1, -1), columns, totals, strict=True)]
     errors = [sum(sign * sum(of[i] for i in unit) / total for sign, of, total in signed) for unit in units]
     k = len(errors)
-    reach = math.exp(t.ppf(0.975, k - 1) * math.sqrt(k / (k - 1) * sum(e * e for e in errors)))
+    reach = math.exp(scipy.stats.t.ppf(0.975, k - 1) * math.sqrt(k / (k - 1) * sum(e * e for e in errors)))
     return value, value / reach, value * reach
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from made_records import cell_data, generation_line, timing_line
 from made_runs import AR, MARS, MadeRun, answer, hidden
-from scipy.stats import t as student
 from stages import assemble, write_report
 from stored import keep_lines, stored_json, stored_lines
 
@@ -85,7 +85,7 @@ def naive(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[float, floa
     if units < 6:
         return value, None, None
     log_se = np.sqrt(units / (units - 1) * ((x / x.sum() - y / y.sum()) ** 2).sum())
-    reach = np.exp(student.ppf(0.975, units - 1) * log_se)
+    reach = np.exp(scipy.stats.t.ppf(0.975, units - 1) * log_se)
     return value, value / reach, value * reach
 
 

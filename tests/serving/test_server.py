@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import openai
 import pytest
 import torch
 from decoding_cases import MANY, ar, mars, on, requests_for
@@ -134,6 +133,8 @@ def test_a_seed_decides_a_sampled_answer(mars_server: Running) -> None:
 
 def test_openais_client_reads_chats_streams_and_errors(mars_server: Running) -> None:
     """The package `openai`, whole and streamed, with an option of the method in `extra_body`."""
+    import openai  # takes a second in every process that collects tests
+
     with openai.OpenAI(base_url=mars_server.url, api_key="any", max_retries=0) as client:
         asked: Any = {"model": "small", "messages": [{"role": "user", "content": "a b c"}], "max_tokens": 12}
         asked |= {"extra_body": {"tau": 0.05}}

@@ -184,7 +184,8 @@ def _from_git(env: str, revision: str, note: Note) -> Build:
             share_packages(installed(lender, f"packages of {label}", "", install_packages, note), pip.python)
             pip("install", "--no-deps", source)
 
-    return Build(env, label, installed(folder / f"{commit}-{python}", label, commit[:ABBREVIATED], install, note))
+    own = folder / f"{commit}-{python}"
+    return Build(env, label, installed(own, label, commit[:ABBREVIATED], install, note, with_pip=False))
 
 
 def _git(folder: Path, *arguments: str, error: str) -> str:
