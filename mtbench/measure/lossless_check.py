@@ -215,7 +215,7 @@ class Rescoring:
             prompt, tokens = line.prompt_ids or suite.prompt(i), line.token_ids
             if prompts:
                 prompt, tokens = prompt[:1], [*prompt[1:], *tokens]
-            answer = Answer(prompt, tokens, self.plan.item_seed(i), self.pool.temperature)
+            answer = Answer(prompt, tokens, self.plan.item_seed(i), self.pool.sampling.temperature)
             text = json.dumps([type(reading.model).__name__, reading.name, reading.width, reading.logits, *answer])
             keys.append(hashlib.sha256(text.encode()).hexdigest())
             if keys[-1] not in self._read:
