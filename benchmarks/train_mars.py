@@ -131,6 +131,9 @@ def write_prompts(args: argparse.Namespace) -> None:
         asked.append(prompts(more))
     seen = set(chain.from_iterable(map(prompts, tests(args))))
     texts = [text for text in dict.fromkeys(chain.from_iterable(asked)) if text not in seen]
+    empty = [str(file) for file in args.prompts if next(prompts(file), None) is None]
+    if empty:
+        raise UserError(f"--prompts {empty[0]} has no prompts; give another.")
     if not texts or not seen:
         raise UserError(f"there are {len(texts)} prompts that no test has, and {len(seen)} of tests; give others.")
     Random(0).shuffle(texts)
@@ -156,15 +159,18 @@ def call(stage: Stage, words: Sequence[str], args: argparse.Namespace, limit_s: 
     """Run a stage. Return what it printed, why it is not done, if so, and how long its start took, to first answers."""
     log, command = args.out / f"{stage.name}.txt", [sys.executable, "-c", MTBENCH, *words, "--offline"]
     variables = os.environ | {"COLUMNS": "150"} | ({"CUDA_VISIBLE_DEVICES": ""} if args.dry_run else {})
-    before, start_s, began = answered(args.out), 0.0, time.monotonic()
+    before, start_s, began, printed = answered(args.out), 0.0, time.monotonic(), b""
     with processes.started(command, variables, log, Path.cwd(), grace_s=2.0, pipes=True) as process:
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)  # a full pipe would stop it
         while not (in_time := processes.has_ended(process, LOOK_S)) and time.monotonic() - began < limit_s:
             start_s = start_s or (time.monotonic() - began if answered(args.out) > before else 0.0)
-        printed = process.stdout.read().decode() if in_time and process.stdout else ""
+            printed += process.stdout.read() or b""
+        printed += process.stdout.read() or b""
     problem = "" if stage.is_done() else "its time is over; the same command resumes it"
-    if in_time and not stage.output.exists():
+    if in_time and (process.returncode == 2 or not stage.output.exists()):
         problem = f"failed: {processes.last_line(log)} ({log})"
-    return printed, problem, start_s or time.monotonic() - began
+    return printed.decode(), problem, start_s or time.monotonic() - began
 
 
 def answered(out: Path) -> int:

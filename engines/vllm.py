@@ -199,7 +199,7 @@ class VLLM(ServingEngine):
     # config/cache.py: a part of all memory "per instance"; v1/worker/utils.py refuses a start if less is free. Since
     # 0.21 it includes graphs (v1/worker/gpu_worker.py), of 0.3 to 0.7 GiB in logs, but not the CUDA context.
     share_option = "gpu-memory-utilization"
-    beside_bytes = 1 << 29
+    beside_bytes, work_bytes = 1 << 29, 2 << 30  # work: of its profile run with 8,192 tokens
     splits = ("tensor-parallel-size", "pipeline-parallel-size")
     variables: ClassVar[Mapping[str, str]] = {
         "VLLM_CPU_KVCACHE_SPACE": "1",

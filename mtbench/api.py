@@ -26,6 +26,7 @@ from mtbench.options.fields import argument_of, as_words, fields_of, read_option
 from mtbench.plan.directory import RunDirectory
 from mtbench.plan.formats import GenerationLine, Readings, Scores, StoredReading
 from mtbench.plan.run import Run
+from mtbench.programs import processes
 from mtbench.records import dump, flat
 from mtbench.results.format import Results as ResultsRecord
 
@@ -160,6 +161,7 @@ def read(directory: str | Path) -> Results:
 
 def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[Job[Any, Any], Any]:
     choose_waiting()
+    processes.name_command()
     request, session = records_of(name)
     options, of_call = _sorted_out(name, given, request, session)
     this_call = read_options(of_call, session, f"mtbench {name} --help")

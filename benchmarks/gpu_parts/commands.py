@@ -75,7 +75,7 @@ def train_mars(args: argparse.Namespace, limit_s: float) -> Found:
     out, minutes = args.out / "train-mars", f"{(limit_s - 40) / 60:.2f}"  # its last report may come late
     words = [sys.executable, f"{checkout.ROOT}/benchmarks/train_mars.py", "--out", str(out), "--minutes", minutes]
     words += ["--dry-run"] if args.dry_run else []
-    return runner.command(args.out, "train-mars", words, os.environ, limit_s, out / "train_mars.md")
+    return runner.command(args.out, "train-mars", words, os.environ, limit_s, out / "run" / "report.html")
 
 
 def engines(args: argparse.Namespace, limit_s: float) -> Found:

@@ -7,7 +7,6 @@ failed, such as a check of `mtbench doctor`; 2: a user's mistake or something mi
 
 import errno
 import importlib
-import os
 import shlex
 import signal
 import sys
@@ -117,7 +116,7 @@ def common(version: Annotated[bool, typer.Option("--version", help="Print the ve
 
 def main() -> None:
     """Run the command line. A user's mistake is one line and exit code 2."""
-    os.environ[processes.COMMAND] = str(processes.command())
+    processes.name_command()
     try:
         code = _execute()
     except KeyboardInterrupt:  # outside a command, or a second one while the first one was handled

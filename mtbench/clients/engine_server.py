@@ -40,8 +40,8 @@ class LateError(ServerError):
 class EngineServer:
     """A server of one arm. It starts at the first request, and runs only while it has requests.
 
-    Once it is started, `url` is that of its OpenAI endpoint, `model` is its name for the model, and `command` started
-    it, for a shell and on a fixed port.
+    Once it is started, `url` is that of its OpenAI endpoint, `model` is its name for the model, and `command` starts
+    it in a shell, on a fixed port, with the whole device.
     """
 
     def __init__(self, engine: ServingEngine, python: Path, serving: Serving, arm: str, log: Path) -> None:
@@ -61,7 +61,7 @@ class EngineServer:
         self._refuse_too_large()
         port = _free_port()
         command = self.engine.started(self.python, self.serving, port)
-        # Whoever deploys it has the whole device for it.
+        # The server that is deployed has the device for itself.
         self.command = shlex.join(self.engine.started(self.python, replace(self.serving, share=None)))
         self.log.parent.mkdir(parents=True, exist_ok=True)
         group = self.log.with_suffix(f".{os.getpid()}.group")  # another command may run the same cell

@@ -7,12 +7,13 @@ capture. A hook may not read a value of the device, nor copy one from the host.
 
 A chunk of prompts is captured for one row and for all rows, in a few widths: 300 launches from Python take longer than
 the GPU. It is padded to its width, so products have other shapes than in a batch without graphs, and on a GPU sums may
-differ in their last bits; every method on a checkpoint has the same shapes for the same prompts. Batches of the same
-rows and slots share these graphs.
+differ in their last bits; methods on a checkpoint have the same shapes for the same prompts of a batch. Batches of the
+same rows, slots and taps share these graphs.
 """
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -29,7 +30,9 @@ from mtbench.models.attention import ALIGNED, KERNEL_POSITIONS
 from mtbench.models.runner import ModelRunner
 
 DEVICE = "cuda"  # device of captured steps
-ALONE = 4  # most rows of a batch that are prefilled one by one rather than at once without a graph
+# Some rows of a batch are prefilled one by one rather than at once without a graph: at most so many, and so many rows ×
+# parameters, since each reads all weights, and the launches take 30 ms.
+ALONE, ALONE_WORK = 4, 5e10
 
 
 class Prefill(NamedTuple):
@@ -78,7 +81,9 @@ class Captured(Batch):
 
     def feed_parts(self, runner: ModelRunner, parts: Tensor, block: int) -> None:
         """Replay the graph of the chunk, or for few rows that of one row for each; without one, feed it as it is."""
-        groups = parts.split(1, 1) if parts.shape[1] <= min(ALONE, self.width - 1) else (parts,)
+        rows = parts.shape[1]
+        alone = rows <= min(ALONE, self.width - 1) and rows * runner.parameters <= ALONE_WORK
+        groups = parts.split(1, 1) if alone else (parts,)
         keys = [self._key(runner, block, group) for group in groups]
         if not runner.cache.graphs.keys() >= set(keys):
             super().feed_parts(runner, parts, block)
@@ -111,15 +116,16 @@ class Captured(Batch):
                 if (key := self._key(runner, block, places)) in graphs:
                     continue
                 tokens, parts = self.rows.tokens[:rows].clone(), places.to(self.device)
-                views = -(-end // ALIGNED) * ALIGNED, self._view
-                if width > KERNEL_POSITIONS:  # PyTorch's attention also reads slots behind the text
-                    views = views[::-1]
-                for view in views[width in captured :]:  # a graph is of the last
+                views = {-(-end // ALIGNED) * ALIGNED, self._view}
+                if width in captured:  # of a wide chunk, PyTorch's attention reads all slots in view
+                    views = {self._view} if width <= KERNEL_POSITIONS else {-(-end // ALIGNED) * ALIGNED}
+                for view in views:
                     feed = partial(prefill.feed_chunk, runner, tokens, parts, width, view, block)
                     feed()
                 if width in captured:
-                    graph, [forwards] = self._capture(feed, [runner])
-                    graphs[key] = Prefill(graph, forwards, tokens, parts)
+                    with suppress(RuntimeError):  # a module reads from the device, or memory is short: it is launched
+                        graph, [forwards] = self._capture(feed, [runner])
+                        graphs[key] = Prefill(graph, forwards, tokens, parts)
 
     @classmethod
     def _pool(cls) -> Any:

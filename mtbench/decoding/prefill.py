@@ -106,5 +106,5 @@ def captured_widths(runner: ModelRunner, rows: int, view: int, block: int) -> li
     """Return the widths in which a chunk of so many rows is captured, the widest first: the others fit its memory."""
     if runner.feed_reads:
         return []
-    most = min(2 * view - 1, widest(rows, block), CAPTURED_WORK / (rows * runner.model.num_parameters()))
+    most = min(2 * view - 1, widest(rows, block), CAPTURED_WORK / (rows * runner.parameters))
     return [width for width in reversed(CAPTURED_WIDTHS) if width <= most]

@@ -412,7 +412,7 @@ def gpu() -> Gpu | None:
 @cache
 def gpu_by_id(name: str) -> Gpu | None:
     """Return the GPU with this id, or index among all GPUs; None if the driver knows no such GPU."""
-    nvml, which = _nvml(), int(name) if name.isdigit() else name
+    nvml, which = _nvml(), int(name) if name.isdecimal() else name
     query = "nvmlDeviceGetHandleByUUID" if which == name else "nvmlDeviceGetHandleByIndex"
     handle = None if nvml is None else _ask(nvml, query, which)
     return None if handle is None else Gpu(nvml, handle)

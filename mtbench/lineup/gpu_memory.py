@@ -5,7 +5,8 @@ the keys and values of all rows, and what its engine states; what is left over i
 models when all servers have ended, so it has no part.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 
 from mtbench.clients.engine_server import GIB
 from mtbench.decoding.arms import is_served
+from mtbench.decoding.engines import ROOM
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.document.formatting import counted
 from mtbench.errors import UserError
@@ -80,16 +82,17 @@ def described(plan: Plan) -> list[str]:
 def _parts(plan: Plan, cells: Sequence[Cell], total: int, free: int, own: int) -> dict[str, int]:
     """Return the bytes of servers that run side by side, by cell: what each needs, and an equal part of the rest.
 
-    A part that its user names is as it is.
+    A part that the user names stays.
     """
     needs = {cell.cell: _needed(plan, cell, total) for cell in cells}
     largest = max(cells, key=lambda cell: needs[cell.cell][0])
     most, size, needed = needs[largest.cell][0], largest.batch_size, sum(least for least, _ in needs.values())
     if most > free - OWN_BYTES:
-        two = f"--engine-option {largest.engine}:{SERVING_ENGINES[str(largest.engine)].splits[0]}=2"
+        splits = SERVING_ENGINES[str(largest.engine)].splits[:1]
+        two = "".join(f", or two GPUs: `--engine-option {largest.engine}:{name}=2`" for name in splits)
         raise UserError(
             f"the server of {largest.arm!r} needs {_gib(most)} GiB of the GPU's memory at batch size {size}, and "
-            f"{_gib(free - OWN_BYTES)} GiB are there; give a quantised checkpoint, or two GPUs: `{two}`."
+            f"{_gib(max(0, free - OWN_BYTES))} GiB are there; give a quantised checkpoint{two}."
         )
     if needed > free - own:
         raise UserError(
@@ -104,17 +107,26 @@ def _parts(plan: Plan, cells: Sequence[Cell], total: int, free: int, own: int) -
 def _needed(plan: Plan, cell: Cell, total: int) -> tuple[int, bool]:
     """Return what the server of a cell takes at least of each of its GPUs, and whether its user names that part."""
     engine = SERVING_ENGINES[str(cell.engine)]()
-    options = {option.name: option.value or "" for option in cell.engine_options}
-    try:
-        if engine.share_option in options:
-            return int(float(options[engine.share_option]) * total) + engine.beside_bytes, True
-        devices = prod(int(options.get(name, 1)) for name in engine.splits)
-    except ValueError as error:
-        raise UserError(f"{cell.arm!r}: an option of its server is no number ({error}).") from None
+    options = {option.name.replace("_", "-"): option.value or "" for option in cell.engine_options}
+    if engine.share_option in options:
+        return int(_number(cell, options, engine.share_option, most=1.0) * total) + engine.beside_bytes, True
+    devices = prod(int(_number(cell, options, name)) for name in engine.splits if name in options)
     sizes = [_sizes(source, plan.request) for source in cell.checkpoints.values() if not split_part(source)[1]]
     positions = cell.served_as[-1].batch_size * plan.suite(cell.suite).room
     held = sum(weights + positions * token for weights, token in sizes)
-    return held // max(1, devices) + engine.beside_bytes + engine.work_bytes, False
+    return held // devices + engine.beside_bytes + engine.work_bytes, False
+
+
+def _number(cell: Cell, options: Mapping[str, str], name: str, most: float | None = None) -> float:
+    """Return an option's number: above 0 and at most `most`, or without one a whole number from 1."""
+    with suppress(ValueError):
+        number = float(options[name]) if most else int(options[name])
+        if 0 < number <= (most or number):
+            return number
+    wanted = f"a number above 0, at most {most:g}" if most else "a whole number from 1"
+    raise UserError(
+        f"{cell.arm!r}: `--engine-option {cell.engine}:{name}={options[name]}` is not allowed; give {wanted}."
+    )
 
 
 def _own_bytes(plan: Plan) -> int:
@@ -123,7 +135,8 @@ def _own_bytes(plan: Plan) -> int:
     for cell in plan.cells:
         for role, source in cell.checkpoints.items() if cell.computes_here else ():
             weights[path_of(source)], token = _sizes(source, plan.request)
-            key, cache = (role, source, cell.engine), cell.batch_size * plan.suite(cell.suite).room * token
+            slots = (plan.suite(cell.suite).room // ROOM + 2) * ROOM  # rounded up, with a step's window
+            key, cache = (role, source, cell.engine), cell.batch_size * slots * token
             caches[key] = max(caches.get(key, 0), cache)
     return OWN_BYTES + sum(weights.values()) + sum(caches.values())
 
@@ -134,17 +147,14 @@ def _sizes(source: str, request: RunRequest) -> tuple[int, int]:
     Packed weights stay as they are. A configuration that only an engine can read says nothing about the cache.
     """
     itemsize, path = DTYPES[request.dtype].itemsize, path_of(source)
-    stored = stored_bytes(Path(path)) if Path(path).is_dir() else 0
+    packed = stored_bytes(Path(path)) if Path(path).is_dir() else 0
     try:
         config = load_config(path, offline=request.offline)
     except UserError:
-        return stored or itemsize * parameters(source, request.offline), 0
-    if (
-        isinstance(kind := getattr(config, "dtype", None), torch.dtype)
-        and getattr(config, "quantization_config", None) is None
-    ):
-        stored = stored * itemsize // kind.itemsize
-    return stored or itemsize * parameters(source, request.offline), itemsize * cached_numbers(config)
+        return packed or itemsize * parameters(source, request.offline), 0
+    if packed == 0 or getattr(config, "quantization_config", None) is None:
+        packed = itemsize * parameters(source, request.offline)
+    return packed, itemsize * cached_numbers(config)
 
 
 def _gib(size: int) -> str:

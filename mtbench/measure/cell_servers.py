@@ -107,7 +107,7 @@ class CellServers:
         return model, made
 
     def command(self, cell: Cell) -> str | None:
-        """Return the command that started the cell's server; None while it does not run."""
+        """Return the command that starts the cell's server; None while it does not run."""
         server = self.running.get(cell.arm)
         return None if server is None else server.command
 

@@ -31,7 +31,7 @@ def visible_gpus(device: str) -> list[str]:
     """Return the GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them; none for a CPU. Raises UserError."""
     if resolve_device(device) == "cpu":
         return []
-    names = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name]
+    names = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
     if names and names[0].startswith("MIG-"):  # CUDA shows a process one part only
         return names
     most = torch.cuda.device_count()

@@ -55,7 +55,7 @@ class Task:
 class Done(NamedTuple):
     """A decoded task. `conditions`: clocks, power and other processes on the GPU (`machine.window`).
 
-    `server`: the command that started the cell's server; None: it has none.
+    `server`: the command that starts the cell's server; None: it has none.
     """
 
     generations: list[Generation]

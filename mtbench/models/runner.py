@@ -6,6 +6,7 @@ R = rows, W = positions fed, V = vocabulary, C = hidden size.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -53,6 +54,11 @@ class ModelRunner:
         self.cache.shape(rows, slots, taps, like=self.model.get_output_embeddings().weight if taps else None)
         if self.decoder is not None:
             self.decoder.reserve(slots)
+
+    @cached_property
+    def parameters(self) -> int:
+        """How many the model has."""
+        return int(self.model.num_parameters())
 
     @property
     def epoch(self) -> tuple[int, ...]:

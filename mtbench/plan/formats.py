@@ -164,7 +164,7 @@ class PreparationLine(Sparse):
     cell: CellName = Field(description="name of the cell")
     preparation_s: StoredSeconds = Field(description="time of the first calls beyond that of the last, in seconds")
     server: Annotated[str | None, NotNull()] = Field(
-        None, description="command that started its server, on port 8000; absent: it has none"
+        None, description="command that starts its server alone, on port 8000; absent: it has none"
     )
     unseen: list[Annotated[tuple[StoredCount, StoredSeconds], Strict(False)]] = Field(
         default_factory=list,

@@ -137,6 +137,11 @@ def command() -> int:
     return next((pid for pid in _ancestry(here) if str(pid) == told), here)
 
 
+def name_command() -> None:
+    """Tell the processes that this one starts which command they are of."""
+    os.environ[COMMAND] = str(command())
+
+
 def is_ours(pid: int) -> bool:
     """Return whether a process is this command's: its own, a worker, a server, or a child of one."""
     return command() in _ancestry(pid)
