@@ -33,7 +33,7 @@ from mtbench.decoding import trees
 from mtbench.decoding.feature_drafting import draft_runner, first_entries, new_entries, refuse_other_drafts
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import TREE, VERIFY, TreeMethod, Verify
+from mtbench.decoding.verification import FILTER_DRAFT, TREE, VERIFY, TreeMethod, Verify
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.drafts.dflash import BlockDraft, BlockDraftConfig
@@ -63,6 +63,7 @@ class DFlash(TreeMethod):
         0.0, "least chance of acceptance of a draft that is offered, by the draft's confidence head", low=0.0, high=1.0
     )
     verify: Verify = option("match", VERIFY)
+    filter_draft: bool = option(False, FILTER_DRAFT)
 
     title = "DFlash"
     roles = ("ar",)

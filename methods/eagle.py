@@ -20,7 +20,7 @@ from torch import Tensor
 from mtbench.decoding.feature_drafting import draft_tree, first_entries, levels, refuse_other_drafts
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import CONFIDENCE, TREE, VERIFY, TreeMethod, Verify
+from mtbench.decoding.verification import CONFIDENCE, FILTER_DRAFT, TREE, VERIFY, TreeMethod, Verify
 from mtbench.errors import UserError
 from mtbench.models.loading import Inspected
 from mtbench.options import option
@@ -36,6 +36,7 @@ class Eagle(TreeMethod):
     draft: str = option("eagle", "role of the checkpoint that drafts", role=True)
     confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
     verify: Verify = option("match", VERIFY)
+    filter_draft: bool = option(False, FILTER_DRAFT)
 
     title = "EAGLE"
     roles = ("ar",)

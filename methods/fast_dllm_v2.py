@@ -14,7 +14,9 @@ other positions are those of that first forward, so later masks do not see new t
 saves no time: a forward feeds as many positions as without it, and repeats those of the sub-block.
 
 The owners' function for a batch feeds the whole block to all rows if one row needs it; here, as in their function for
-one prompt, rows do not depend on each other. It samples with top-p 0.95; here temperature alone applies.
+one prompt, rows do not depend on each other. It samples with top-p 0.95, and its confidence is the probability of the
+drawn token among those kept. Here the run's filters apply, as to every arm, and the confidence is the largest
+probability at temperature 1, before the filters.
 
 R = rows, B = positions of a block.
 """

@@ -1,9 +1,10 @@
-"""transformers' own greedy `generate`: a widely used loop, as a baseline for our engine.
+"""transformers' own `generate`: a widely used loop, as a baseline for our engine.
 
 Wolf et al.: "Transformers: State-of-the-Art Natural Language Processing", EMNLP 2020, arXiv 1910.03771.
 An external engine: the stock attention, cache and loop, on the weights that the other arms use. Prompts are padded on
 the left. On CUDA with a static cache, transformers compiles the model for each cache length and records CUDA graphs,
 which hold the cache's address. So every call of a run gets the same length, and calls of one shape share one cache.
+Sampled tokens are drawn by its own random numbers, from the first request's seed.
 
 Its assisted generation (Gante: "Assisted Generation", Hugging Face blog, 2023) drafts with a second model, as in arXiv
 2211.17192, or copies drafts from the text so far (Saxena: "Prompt Lookup Decoding", 2023). As in our methods, every
@@ -11,7 +12,7 @@ draft has the given length. Assisted generation decodes row by row.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ from mtbench.decoding.run_state import READ_EVERY, contains
 from mtbench.errors import UserError
 from mtbench.models.loading import Checkpoint
 from mtbench.options import option
+from mtbench.options.common import heat
 
 AHEAD = 4  # drafts by default
 
@@ -59,14 +61,16 @@ class HFGenerate(ExternalEngine):
     def generate(
         self, checkpoints: Mapping[str, Checkpoint], requests: Sequence[Request], *, ignore_eos: bool, room: int
     ) -> Answers:
-        if self.assisted and len(requests) > 1:
+        sampling = requests[0].sampling
+        if len(requests) > 1 and (self.assisted or any(request.sampling != sampling for request in requests)):
             alone = [self.generate(checkpoints, [r], ignore_eos=ignore_eos, room=room) for r in requests]
             return Answers([answers.token_ids[0] for answers in alone])
         checkpoint = target_of(checkpoints)
         model, pad = stock(checkpoint), next(iter(checkpoint.end_ids), 0)
         ids, mask = _left_padded(model, requests, pad)
         prompt, budget = ids.shape[1], max(request.max_new_tokens for request in requests)
-        suppressed, sound = checkpoint.suppressed.tolist(), Sound(model.dtype)
+        drawn = heat(sampling.temperature) > 0
+        suppressed, sound = checkpoint.suppressed.tolist(), Sound(model.dtype, drawn=drawn)
         extra: dict[str, Any] = {"logits_processor": [sound]}
         graphs, compiled, known = torch._dynamo.utils.counters["stats"], 0, True  # transformers compiles
         if self.cache == "static":
@@ -79,16 +83,19 @@ class HFGenerate(ExternalEngine):
             most = 1 + (self.ahead if self.draft else self.prompt_lookup)
             extra["stopping_criteria"] = StoppingCriteriaList([StopStrings(checkpoint, requests, prompt, most)])
         settings = GenerationConfig(
-            do_sample=False,
+            do_sample=drawn,
             max_new_tokens=budget,
             eos_token_id=None if ignore_eos else list(checkpoint.end_ids) or None,
             pad_token_id=pad,
             suppress_tokens=suppressed or None,
             prompt_lookup_num_tokens=self.prompt_lookup or None,
+            **(asdict(sampling) if drawn else {}),
         )
-        out = model.generate(
-            ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **extra
-        )
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            torch.manual_seed(requests[0].seed)
+            out = model.generate(
+                ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **extra
+            )
         new = graphs["unique_graphs"] > compiled or (model.device.type == "cuda" and not known)
         answers = out[:, prompt:].tolist()
         sound.refuse_others(requests, prompt, answers, () if ignore_eos else checkpoint.end_ids)

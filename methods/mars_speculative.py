@@ -63,7 +63,8 @@ class MarsSpeculative(Method):
         return {"mask": torch.full_like(rows.known, mask_id)[:, None], "cached": rows.known - 1}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        tokens, _ = draft(runners, self.draft, rows, state["cached"], self.ahead, self.per_forward, self.masks)
+        drawing, ahead = rows.unfiltered, self.ahead
+        tokens, _ = draft(runners, self.draft, drawing, state["cached"], ahead, self.per_forward, self.masks)
         return torch.cat((tokens, state["mask"].expand(-1, (self.ahead + 1) * self.masks)), 1)
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:

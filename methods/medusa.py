@@ -78,7 +78,7 @@ class Medusa(Method):
             logits = torch.stack([head(hidden) @ head.head.T for head in heads], 1)  # (R, K, V)
             logits.index_fill_(2, suppressed, float("-inf"))
             places = rows.known[:, None] + torch.arange(self.heads, device=hidden.device)
-            return rows.best(logits, places, max(self.branches))
+            return rows.unfiltered.best(logits, places, max(self.branches))
 
         read = runners.target.cache.features(self.taps(runners), (rows.known[:, None] - 2).clamp(min=0))[:, 0]
         return trees.same_children(runners.target.run_heads(candidates, read), self.branches)

@@ -15,7 +15,7 @@ from torch import Tensor
 from mtbench.decoding.feature_drafting import draft_tree, first_entries, refuse_other_drafts
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import CONFIDENCE, VERIFY, VerifiedMethod, Verify
+from mtbench.decoding.verification import CONFIDENCE, FILTER_DRAFT, VERIFY, VerifiedMethod, Verify
 from mtbench.models.loading import Inspected
 from mtbench.options import option
 
@@ -31,6 +31,7 @@ class Mtp(VerifiedMethod):
     draft: str = option("#mtp", "what drafts: a role, or `#PART` of the target's checkpoint", role=True)
     confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
     verify: Verify = option("match", VERIFY)
+    filter_draft: bool = option(False, FILTER_DRAFT)
 
     title = "MTP"
     roles = ("ar",)

@@ -34,7 +34,7 @@ from mtbench.decoding.draft_model import (
 )
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import CONFIDENCE, VERIFY, VerifiedMethod, Verify
+from mtbench.decoding.verification import CONFIDENCE, FILTER_DRAFT, VERIFY, VerifiedMethod, Verify
 from mtbench.models.loading import Inspected
 from mtbench.options import option
 
@@ -50,6 +50,7 @@ class Speculative(VerifiedMethod):
     confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
     vocabulary: Vocabulary = option("same", VOCABULARY)
     verify: Verify = option("match", VERIFY)
+    filter_draft: bool = option(False, FILTER_DRAFT)
 
     title = "Speculative decoding"
     roles = ("ar",)

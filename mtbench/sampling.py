@@ -3,12 +3,39 @@
 R = rows, N = candidate positions, K = draft tokens, V = vocabulary.
 """
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 Metric = Literal["probability", "entropy", "margin"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: the temperature, and which tokens the filters keep (`filtered`)."""
+
+    temperature: float = 0.0  # 0: greedy, whatever the filters
+    top_k: int = 0  # keep the k likeliest tokens; 0: all
+    top_p: float = 1.0  # keep the likeliest tokens that have this probability together; 1: all
+    min_p: float = 0.0  # keep tokens of at least this share of the largest probability; 0: all
+
+    @property
+    def filters(self) -> bool:
+        """Whether tokens are drawn from fewer than all."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+
+GREEDY = Sampling()
+
+
+class Filters(NamedTuple):
+    """The filters of each row, as those of `Sampling`."""
+
+    top_k: Tensor  # (R,) int64
+    top_p: Tensor  # (R,) float64
+    min_p: Tensor  # (R,) float64
 
 
 def numbers(logits: Tensor) -> Tensor:
@@ -19,6 +46,31 @@ def numbers(logits: Tensor) -> Tensor:
 def choose(logits: Tensor) -> Tensor:
     """Return the largest logit's id, `(…, V)` to `(…)`; on a CPU the lowest id of equal logits."""
     return logits.argmax(-1)
+
+
+def filtered(logits: Tensor, temperature: Tensor, filters: Filters) -> Tensor:
+    """Return logits (R, n, V) with −∞ for each token that the filters of its row remove. `temperature` (R,).
+
+    Order and ties are those of transformers 5 (`GenerationMixin._get_logits_processor`): temperature, top-k, top-p,
+    min-p, each on what the filters before it kept. Top-k keeps every token whose logit equals the k-th largest. Top-p
+    removes the least likely tokens while their probabilities add up to at most 1 − p; of equals the lower ids first,
+    which transformers leaves to a sort that is not stable. Min-p removes tokens below min_p times the largest
+    probability. The likeliest token is kept. A row at temperature 0 keeps all.
+
+    Probabilities are float64. In float32 the sum of many depends on the shape of the batch in its last digits, which
+    would decide whether the token at top-p's boundary is kept.
+    """
+    hot, (top_k, top_p, min_p) = temperature[:, None, None], (of[:, None, None] for of in filters)
+    ascending, ids = logits.sort(dim=-1, stable=True)
+    place = (logits.shape[-1] - top_k).clamp(0, logits.shape[-1] - 1).expand(-1, logits.shape[1], -1)
+    removed = (ascending < ascending.gather(-1, place)) & (top_k > 0)
+    scaled = ascending.double() / hot.masked_fill(hot == 0, 1)
+    share = scaled.masked_fill(removed, float("-inf")).softmax(-1)
+    removed |= (share.cumsum(-1) <= 1 - top_p) & (top_p < 1)
+    removed |= (scaled - scaled[..., -1:]).exp() < min_p
+    removed[..., -1] = False
+    removed &= hot > 0
+    return logits.masked_fill(removed.scatter(-1, ids, removed), float("-inf"))
 
 
 def sampled(logits: Tensor, temperature: float | Tensor, seed: Tensor, position: Tensor) -> Tensor:

@@ -1,9 +1,15 @@
 """The sampling and acceptance rules."""
 
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
+from chi_square import processors
+from torch import Tensor
 
 from mtbench import sampling
+from mtbench.sampling import Filters, Sampling
 
 SURE = torch.tensor([0.8, 0.1, 0.1]).log()
 TORN = torch.tensor([0.45, 0.45, 0.1]).log()
@@ -68,3 +74,93 @@ def test_a_missing_draft_is_never_accepted_and_changes_no_distribution(offered: 
     assert int(accepted.max()) == offered
     behind = tokens[accepted == offered, offered]
     torch.testing.assert_close(behind.bincount(minlength=3) / len(behind), p.float(), atol=0.04, rtol=0)
+
+
+SETTINGS = [Sampling(*each) for each in product((0.3, 1.0, 1.7), (0, 1, 5), (1.0, 0.9, 0.5, 1e-9), (0.0, 0.05))]
+SETTINGS += [Sampling(1.0, top_k=100), Sampling(1.0, min_p=1.0), Sampling(0.6, 20, 0.95), Sampling(0.7, 4, 0.9, 0.3)]
+EACH = 140  # rows of each of the 76 settings: 10,640
+
+
+def some_rows(count: int, vocabulary: int = 40) -> Tensor:
+    """Return logits (count, V) float64: random, with ties, all equal, steep, with suppressed ids, with one token."""
+    noise = torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(0), dtype=torch.double) * 3
+    kinds = [noise, noise.round(), noise.sign(), noise * 0, noise * 300, noise * 1e-9]
+    kinds += [
+        noise.masked_fill(noise < -1, float("-inf")),
+        noise.masked_fill(noise < noise.amax(1, keepdim=True), -1e30),
+    ]
+    return torch.stack([kinds[n % len(kinds)][n] for n in range(count)])
+
+
+def removed(logits: Tensor, settings: list[Sampling]) -> Tensor:
+    """Return which tokens the filters of rows (R, V) remove, by one call, (R, V) bool; suppressed ids do not count."""
+    wide = logits.double().isinf()
+    by = Filters(
+        top_k=torch.tensor([each.top_k for each in settings]),
+        top_p=torch.tensor([each.top_p for each in settings], dtype=torch.double),
+        min_p=torch.tensor([each.min_p for each in settings], dtype=torch.double),
+    )
+    temperature = torch.tensor([each.temperature for each in settings], dtype=torch.double)
+    return sampling.filtered(logits[:, None], temperature, by)[:, 0].isinf() & ~wide
+
+
+def removed_by_transformers(logits: Tensor, settings: Sampling) -> Tensor:
+    """Return the same, of rows with one setting, by transformers."""
+    kept: Tensor = processors(settings)(torch.zeros(len(logits), 1, dtype=torch.long), logits)
+    return kept.isinf() & ~logits.isinf()
+
+
+@pytest.mark.parametrize("dtype", [torch.double, torch.float])
+def test_filters_keep_the_tokens_that_those_of_transformers_keep(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of all settings in one call, ties and extremes included: the same sets by its processors in float64.
+
+    `generate` runs them in float32. Where that keeps another token, a sum or a share is within its rounding of the
+    threshold. They sort by a sort that is not stable; a stable one takes its place here.
+    """
+    monkeypatch.setattr(torch, "sort", partial(torch.sort, stable=True))
+    settings = [each for each in SETTINGS for _ in range(EACH)]
+    logits = some_rows(len(settings))
+    got = removed(logits, settings)
+    assert 0.2 < float(got.double().mean()) < 0.9
+    for n, each in enumerate(SETTINGS):
+        rows = logits[n * EACH : (n + 1) * EACH]
+        want = removed_by_transformers(rows.to(dtype), each)
+        for row, token in (want != got[n * EACH : (n + 1) * EACH]).nonzero().tolist():
+            assert dtype == torch.float, (each, rows[row])
+            assert at_a_threshold(rows[row], token, each), (each, rows[row], token)
+
+
+def at_a_threshold(logits: Tensor, token: int, settings: Sampling, rounding: float = 1e-5) -> bool:
+    """Whether rounding to float32 decides if a token is kept."""
+    scaled = logits / settings.temperature
+    if settings.top_k:
+        k = min(settings.top_k, len(logits))
+        if 0 < abs(float(scaled[token] - scaled.sort().values[-k])) < rounding * (1 + float(scaled[token].abs())):
+            return True
+        scaled = scaled.masked_fill(scaled < scaled.sort().values[-k], float("-inf"))
+    chances = scaled.softmax(0)
+    below = chances[chances < chances[token] - rounding].sum() + torch.arange(len(logits)) * chances[token]
+    top_p = bool(((below + chances[token] - (1 - settings.top_p)).abs() < rounding).any())
+    return top_p or abs(float(chances[token] / chances.max()) - settings.min_p) < rounding
+
+
+def test_a_row_at_temperature_zero_keeps_all_and_a_row_without_filters_too() -> None:
+    """Beside a row that has filters; also ids whose probability is below every float64, which top-p 1 keeps."""
+    logits = torch.tensor([0.0, 1.0, 1.0, 1000.0]).expand(3, -1)
+    assert removed(logits, [Sampling(0.0, 1, 0.1, 0.9), Sampling(1.0), Sampling(1.0, top_p=0.9)]).sum(1).tolist() == [
+        0,
+        0,
+        3,
+    ]
+
+
+def test_logits_that_are_no_numbers_stay_so() -> None:
+    """The loop must see them; the choice among them is an id of the vocabulary."""
+    logits = torch.zeros(3, 1, 5)
+    logits[0, 0, 2], logits[1, 0, 2] = float("nan"), float("inf")
+    logits[2] = float("-inf")
+    by = Filters(torch.tensor([2] * 3), torch.tensor([0.9] * 3).double(), torch.tensor([0.1] * 3).double())
+    found = sampling.filtered(logits, torch.ones(3).double(), by)
+    assert sampling.numbers(found)[:, 0].tolist() == [False, False, True]

@@ -6,7 +6,6 @@ A step is captured whole. The hooks of the method run as they are: what Python d
 capture. A hook may not read a value of the device, nor copy one from the host.
 """
 
-import dataclasses
 import time
 from typing import Any
 
@@ -80,15 +79,15 @@ class Captured(Batch):
             warm_up(self.rows, self.runners, self.method, self.arange, widths)
 
     def prepare(self) -> None:
-        """Capture every step that a request may need: greedy and sampled, in each width. All rows rest meanwhile."""
+        """Capture every step that a request may need: greedy, drawn, filtered, in each width. All rows rest."""
         if self.tight:  # nothing is captured
             return
         assert self.pending is not None
         self.park(list(range(self.width)))
-        for drawn in (False, True):
-            self.rows = dataclasses.replace(self.rows, temperature=self.temperatures if drawn else None)
+        for drawn, filtered in ((False, False), (True, False), (True, True)):
+            self.draw(drawn, filtered)
             for variant in range(len(self.variants)):
-                shape = Shape(variant, self.pending, self.slots, drawn)
+                shape = Shape(variant, self.pending, self.slots, drawn, filtered)
                 while shape not in self._graphs:
                     self._prepare(shape)
 

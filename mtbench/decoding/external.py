@@ -17,12 +17,12 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, Sta
 
 from mtbench.decoding.method import Method, Window
 from mtbench.decoding.output import Generation, Timing, finish
-from mtbench.decoding.request import Request, refuse_unknown_ids
+from mtbench.decoding.request import Request, in_batch, refuse_unknown_ids
 from mtbench.errors import NotNumbersError
 from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models.attention import OWN
 from mtbench.models.loading import Checkpoint, Inspected
-from mtbench.sampling import numbers
+from mtbench.sampling import GREEDY, Sampling, numbers
 
 _stock: WeakKeyDictionary[Checkpoint, PreTrainedModel] = WeakKeyDictionary()
 _static_caches: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], StaticCache]] = WeakKeyDictionary()
@@ -91,7 +91,7 @@ class ExternalEngine(Method):
     def generate(
         self, checkpoints: Mapping[str, Any], requests: Sequence[Request], *, ignore_eos: bool, room: int
     ) -> Answers:
-        """Decode each request greedily; return its answer with its end token.
+        """Decode each request by its `sampling`; return its answer with its end token.
 
         `checkpoints`: role -> Checkpoint, the target's first; role -> Inspected without `needs_weights`. Never emit one
         of the target's `suppressed` ids. `ignore_eos`: ignore end tokens; then no request has a stop string. Stop
@@ -108,12 +108,13 @@ def run_outside(
     *,
     ignore_eos: bool = False,
     room: int = 0,
+    sampling: Sampling = GREEDY,
 ) -> tuple[list[Generation], Timing]:
     """Decode like `mtbench.decoding.loop.decode`, but with the method's own loop.
 
     `checkpoints`: by role, the target's first.
     """
-    target = target_of(checkpoints)
+    target, requests = target_of(checkpoints), in_batch(requests, sampling=sampling, ignore_eos=ignore_eos)
     refuse_unknown_ids(requests, target.vocabulary, next(iter(checkpoints)))
 
     def generate(requests: Sequence[Request]) -> Answers:
@@ -194,15 +195,18 @@ def stock(checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 class Sound(LogitsProcessor):  # type: ignore[misc]  # transformers is Any to mypy
-    """Takes note of logits in transformers' `generate` that are no numbers: the latest of each token, so no draft's."""
+    """Takes note of logits in transformers' `generate` that are no numbers: the latest of each token, so no draft's.
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    Where tokens are `drawn`, zeros take their place: transformers cannot draw from them, and a GPU would crash.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, drawn: bool) -> None:
+        self.dtype, self.drawn = dtype, drawn
         self.rows: dict[int, Tensor] = {}  # length of the text -> which rows' logits are numbers, (R,) bool
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.rows[input_ids.shape[1]] = numbers(scores)
-        return scores
+        self.rows[input_ids.shape[1]] = sound = numbers(scores)
+        return scores.masked_fill(~sound[:, None], 0) if self.drawn else scores
 
     def refuse_others(
         self, requests: Sequence[Request], prompt: int, answers: Sequence[Sequence[int]], end_ids: Collection[int]

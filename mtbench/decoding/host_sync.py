@@ -30,6 +30,7 @@ class Shape(NamedTuple):
     pending: int  # P
     view: int  # slots in view
     drawn: bool = False  # rows have temperatures of their own, and some are above 0
+    filtered: bool = False  # some of these have filters
 
 
 class AsyncCopy:

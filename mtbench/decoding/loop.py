@@ -38,6 +38,7 @@ from mtbench.errors import NotNumbersError
 from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.options.classes import per_request
 from mtbench.options.common import heat
+from mtbench.sampling import GREEDY, Filters, Sampling
 
 READ_LAG = 2  # steps by which a GPU's host lags: launches stay queued; at most so many steps are surplus
 CHECKED = 8  # first steps in which the values that a method returns are checked; checking every step would cost time
@@ -59,17 +60,17 @@ def decode(
     rows: int | None = None,
     ignore_eos: bool = False,
     room: int = 0,
-    temperature: float = 0.0,
+    sampling: Sampling = GREEDY,
     make: "BatchFactory | None" = None,
 ) -> tuple[list[Generation], Timing]:
     """Continue each request's prompt up to its budget, an end token or one of its stop strings.
 
     All are decoded at once, or in `rows` rows that are refilled. `ignore_eos`: only the budget ends an answer.
-    `room`: minimum positions per row, so that several calls share a shape. With a `temperature`, tokens are sampled;
-    prompt and seed determine them. `make`: the engine's function that builds the batch. Raises UserError for a prompt
-    that does not fit, NoProgressError if the method stops committing.
+    `room`: minimum positions per row, so that several calls share a shape. `sampling`: what requests do not set
+    themselves; prompt and seed determine sampled tokens. `make`: the engine's function that builds the batch. Raises
+    UserError for a prompt that does not fit, NoProgressError if the method stops committing.
     """
-    requests = in_batch(requests, temperature=temperature, ignore_eos=ignore_eos)
+    requests = in_batch(requests, sampling=sampling, ignore_eos=ignore_eos)
     slots = max(room, *(request.slots for request in requests))
     refuse_unfit(method, runners, requests, slots)
     width = min(rows or len(requests), len(requests))
@@ -119,6 +120,7 @@ class Batch:
             endless=zeros(rows, dtype=torch.bool),
         )
         self.temperatures = zeros(rows, dtype=torch.double)  # the rows have them while one is above 0
+        self.filters = Filters(zeros(rows), zeros(rows, dtype=torch.double), zeros(rows, dtype=torch.double))
         self.faulty = zeros(rows, dtype=torch.bool)  # rows that ended because logits are not numbers
         self.options = {name: zeros(rows, dtype=torch.double) for name in per_request(method)}
         self.state: State = {}
@@ -201,13 +203,14 @@ class Batch:
 
     def shape(self, run: RunState) -> Shape:
         """Return the next step's shape: the widest variant that suits a live row; if tight, only positions needed."""
-        snapshot, variant, drawn = run.snapshot, 0, self.rows.temperature is not None
+        snapshot, variant = run.snapshot, 0
         if self.widths.many:
             choices = snapshot.widths[self.lag - len(run.copies)]  # the device uses the same: `Widths.own`
             variant = max(choices[row] for row in run.live)
         if not self.tight:
             assert self.pending is not None
-            return Shape(variant, self.pending, self.slots, drawn)
+            drawn, filtered = self.rows.temperature is not None, self.rows.filters is not None
+            return Shape(variant, self.pending, self.slots, drawn, filtered)
         pending = max(snapshot.base[row] - snapshot.cached[row] for row in run.live)
         return Shape(variant, pending, max(snapshot.base) + self.windows[variant].guesses)
 
@@ -308,8 +311,13 @@ class Batch:
             run.place(row, number, request)
         if taken:
             self.start(taken, free)
-        drawn = any(run.placed[row].request.temperature for row in run.live)
-        self.rows = replace(self.rows, temperature=self.temperatures if drawn else None)
+        live = [run.placed[row].request.sampling for row in run.live]
+        self.draw(any(each.temperature for each in live), any(each.filters for each in live))
+
+    def draw(self, drawn: bool, filtered: bool) -> None:
+        """Let the rows have temperatures if one is `drawn`, and filters if one of these is `filtered`."""
+        filters = self.filters if filtered else None
+        self.rows = replace(self.rows, temperature=self.temperatures if drawn else None, filters=filters)
 
     def start(self, taken: Sequence[tuple[int, Request]], rows_taken: list[int]) -> None:
         """Write requests, with their numbers, into rows: start the method's state, cache final tokens."""
@@ -337,6 +345,7 @@ class Batch:
     def _write(self, taken: Sequence[tuple[int, Request]], at: Tensor) -> None:
         """Write requests, with their numbers, and their cursors into the rows `at`."""
         rows, requests = self.rows, [request for _, request in taken]
+        settings = [request.sampling for request in requests]
         lengths = [len(request.prompt_ids) for request in requests]
         tokens = torch.zeros(len(requests), self.slots, dtype=torch.long)
         for row, request in zip(tokens, requests, strict=True):
@@ -350,7 +359,10 @@ class Batch:
             (rows.limit, [request.slots for request in requests]),
             (rows.seed, [request.seed for request in requests]),
             (rows.endless, [request.ignore_eos for request in requests]),
-            (self.temperatures, [heat(request.temperature or 0.0) for request in requests]),
+            (self.temperatures, [heat(each.temperature) for each in settings]),
+            (self.filters.top_k, [each.top_k for each in settings]),
+            (self.filters.top_p, [each.top_p for each in settings]),
+            (self.filters.min_p, [each.min_p for each in settings]),
         ]
         for name, tensor in rows.options.items():
             default = getattr(self.method, name)

@@ -63,6 +63,7 @@ class Rows:
     seed: Tensor  # (R,) random seed of each request
     endless: Tensor  # (R,) bool: no token ends the request
     temperature: Tensor | None = None  # (R,), 0: greedy; None: all rows are greedy
+    filters: sampling.Filters | None = None  # of the tokens that a row may choose; None: no row has any
     options: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)  # (R,) each: options that requests set
 
     def option(self, method: "Method", name: str) -> Any:
@@ -73,6 +74,17 @@ class Rows:
         """Return where an option has another value than this, (R,) long: 0 or 1."""
         different = self.option(method, name) != value
         return different[:, 0].long() if isinstance(different, Tensor) else torch.full_like(self.known, different)
+
+    @property
+    def unfiltered(self) -> "Rows":
+        """The rows without filters."""
+        return self if self.filters is None else replace(self, filters=None)
+
+    def filtered(self, logits: Tensor) -> Tensor:
+        """Return logits (R, n, V) with −∞ for tokens that the filters remove."""
+        if self.temperature is None or self.filters is None:
+            return logits
+        return sampling.filtered(logits, self.temperature, self.filters)
 
     def suffix_matches(self, longest: int) -> Tensor:
         """Return the length of the text's suffix that ends at each position, (R, S), at most `longest`.
@@ -104,11 +116,17 @@ class Rows:
         """Return what `choose` takes the largest of, (R, n, V): logits, or with a temperature logits/T plus noise."""
         if self.temperature is None:
             return logits
-        return sampling.sampled(logits, self.temperature, self.seed, position)
+        return sampling.sampled(self.filtered(logits), self.temperature, self.seed, position)
 
     def choose_in_one_pass(self, logits: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return choice, largest logit and log-sum-exp of each column, (R, n) each, by one pass over the vocabulary."""
-        return kernels.choose_logsumexp(logits, self.temperature, self.seed, position)
+        """Return choice, largest logit and log-sum-exp of each column, (R, n) each, by one pass over the vocabulary.
+
+        Filters apply to the choice only, which takes a pass of its own then.
+        """
+        if self.filters is None:
+            return kernels.choose_logsumexp(logits, self.temperature, self.seed, position)
+        choice, _, _ = kernels.choose_logsumexp(self.filtered(logits), self.temperature, self.seed, position)
+        return (choice, *kernels.choose_logsumexp(logits, None, self.seed, position)[1:])
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Return the probabilities with which `choose` chooses, (R, n, V) float64."""
@@ -116,7 +134,8 @@ class Rows:
         if self.temperature is None:
             return certain
         hot = self.temperature[:, None, None]
-        return torch.where(hot > 0, (logits.double() / hot.masked_fill(hot == 0, 1)).softmax(-1), certain)
+        wide = self.filtered(logits).double()
+        return torch.where(hot > 0, (wide / hot.masked_fill(hot == 0, 1)).softmax(-1), certain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +158,10 @@ class TargetOutput:
 
     @cached_property
     def confidence(self) -> Tensor:
-        """The largest probability at each column, (R, G+1) float32; in greedy decoding that of the choice."""
+        """The largest probability at each column, (R, G+1) float32, at temperature 1 and without filters.
+
+        In greedy decoding it is that of the choice. (MARS, arXiv 2604.07023, section 3.4.)
+        """
         if self.one_pass is None:
             return sampling.confidence(self.logits)
         _, largest, logsumexp = self.one_pass

@@ -2,10 +2,11 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mtbench.errors import UserError
+from mtbench.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +22,20 @@ class Request:
     cache: str | None = None  # it may use cached prompts of requests with this text, which has no `/`; None: of none
     begins: bool = True  # it is the first of these
     json_schema: Mapping[str, Any] | None = None  # its answer must meet
-    # external methods take none of these, and serving engines the first request's temperature
-    temperature: float | None = None  # 0: greedy; None: the batch's
+    # as in `Sampling`; None: the batch's. Serving engines take the first request's temperature only.
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    # external methods and serving engines take none of these
     ignore_eos: bool = False  # its end tokens do not end it
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method, those declared `per_request`
+
+    @property
+    def sampling(self) -> Sampling:
+        """How its tokens are drawn; what is None has its default, which is greedy."""
+        top_p = 1.0 if self.top_p is None else self.top_p
+        return Sampling(self.temperature or 0.0, self.top_k or 0, top_p, self.min_p or 0.0)
 
     @property
     def slots(self) -> int:
@@ -38,15 +49,16 @@ class Request:
         return replace(self, prompt_ids=[first, *rest[at:], *rest[:at]])
 
 
-def in_batch(requests: Sequence[Request], *, temperature: float, ignore_eos: bool) -> list[Request]:
-    """Return requests with the batch's values: a temperature for those without one.
+def in_batch(requests: Sequence[Request], *, sampling: Sampling, ignore_eos: bool) -> list[Request]:
+    """Return requests with the batch's values: settings of the sampling for those without.
 
     `ignore_eos`: end tokens and stop strings are ignored.
     """
+    settings = asdict(sampling)
     return [
         replace(
             request,
-            temperature=temperature if request.temperature is None else request.temperature,
+            **{name: value for name, value in settings.items() if getattr(request, name) is None},
             ignore_eos=ignore_eos or request.ignore_eos,
             stop=() if ignore_eos else request.stop,
         )

@@ -6,6 +6,10 @@ are those of the reference. Rejection sampling accepts a draft with probability 
 distribution. Block verification (Sun et al., arXiv 2403.10444) accepts the drafts jointly: the same distribution, and
 at least as many drafts on average (`sampling.block_rule`).
 
+Top-k, top-p and min-p filter the target's distribution p. They filter q with `filter_draft` only, as vLLM draws
+drafts at the temperature alone (github.com/vllm-project/vllm/pull/56724). Both are lossless: q is the distribution that
+the drafts were drawn from, and a token that p's filter removes has p = 0, so it is never accepted.
+
 `confidence` shortens a row's drafts: the first whose distribution has no token of at least this probability, at
 temperature 1, and those behind it are not offered. This is the rule of llama.cpp's `--spec-draft-p-min`. In greedy
 decoding it is the draft's own probability. transformers' `assistant_confidence_threshold` looks at the token that was
@@ -34,6 +38,7 @@ Verify = Literal["match", "rejection", "block"]
 # Help of the options.
 VERIFY = "accept the target's choice, or use rejection sampling: token by token, or of the whole block"
 TREE = "choices at each depth, such as 3x2; 1 if not listed; `1` is a chain"
+FILTER_DRAFT = "draw drafts from the draft's distribution after top-k, top-p and min-p; else at the temperature alone"
 CONFIDENCE = "least probability of the draft's likeliest token; drafts are offered up to the first below it; 0: all"
 
 
@@ -56,6 +61,7 @@ class VerifiedMethod(Method):
     ahead: int  # K
     verify: Verify
     confidence: float
+    filter_draft: bool
 
     @property
     def claims(self) -> Claims:
@@ -75,12 +81,17 @@ class VerifiedMethod(Method):
         return state
 
     def drawing(self, rows: Rows) -> Rows:
-        """Return the rows with the random seeds by which a step draws and verifies its drafts.
+        """Return the rows with the filters and random seeds by which a step draws its drafts; seeds verify them, too.
 
         Block verification needs other seeds in each step. How many drafts it accepts depends on the random numbers of
         later positions, too. If the next step used these numbers again, its drafts would not be distributed as q.
         """
+        rows = self.drafting(rows)
         return replace(rows, seed=sampling.hashed(rows.seed, rows.known)) if self.verify == "block" else rows
+
+    def drafting(self, rows: Rows) -> Rows:
+        """Return the rows with the filters by which drafts are drawn."""
+        return rows if self.filter_draft else rows.unfiltered
 
     def keep_offer(self, state: State, rows: Rows, logits: Tensor, sure: Tensor | None = None) -> None:
         """Keep the distributions of the drafts, given the logits (R, K, V) that they were chosen from.
@@ -88,7 +99,7 @@ class VerifiedMethod(Method):
         `sure` (R,): how many drafts are offered; None: by the largest probabilities.
         """
         if self.verify != "match":
-            state["offered"][:, : self.ahead, : logits.shape[2]] = rows.distribution(logits)
+            state["offered"][:, : self.ahead, : logits.shape[2]] = self.drafting(rows).distribution(logits)
         if self.confidence:
             if sure is None:
                 sure = sampling.prefix_length(sampling.sure(logits, "probability", self.confidence))

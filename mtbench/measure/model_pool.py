@@ -29,6 +29,7 @@ from mtbench.models.vocabularies import TranslatedRunner, differ
 from mtbench.plan.directory import JsonObject
 from mtbench.plan.plan import Cell, RunRequest
 from mtbench.programs.machine_share import usable_processors
+from mtbench.sampling import Sampling
 
 
 class ModelPool:
@@ -117,14 +118,14 @@ class ModelPool:
 
         `room`: least positions per row. `visit`: servers of other visits end.
         """
-        fixed, method = cell.length == "fixed", self.method(cell)
+        fixed, method, sampling = cell.length == "fixed", self.method(cell), Sampling(temperature=self.temperature)
         if cell.accept is not None:
             fixed, requests = True, simulation.scripted_requests(cell.accept, requests)
             if isinstance(method, simulation.Scripted):
                 method.serve([request.item for request in requests])
         if isinstance(method, ExternalEngine):
             checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
-            return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room)
+            return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room, sampling=sampling)
         if is_served(cell.engine):
             target, temperature = self.tokenizer_of(cell.checkpoints[cell.on]), self.temperature
             return self.servers.ask(
@@ -137,7 +138,7 @@ class ModelPool:
             rows=cell.batch_size,
             ignore_eos=fixed,
             room=room,
-            temperature=self.temperature,
+            sampling=sampling,
             make=self.engine(cell.engine or Engine.name).batch,
         )
 

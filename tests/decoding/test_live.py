@@ -22,6 +22,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.decoding.run_state import RunState
 from mtbench.models.runner import ModelRunner
+from mtbench.sampling import Sampling
 
 TAUS = [1.0, 0.3, 0.05, 0.6, 1.0, 0.15, 0.3, 0.9, 0.0]
 
@@ -86,15 +87,16 @@ def test_rows_with_a_threshold_of_their_own_answer_as_alone(runner: ModelRunner,
 
 @pytest.mark.parametrize("method", [ar(), mars(tau=0.3)], ids=str)
 def test_greedy_and_sampled_requests_share_a_batch(runner: ModelRunner, method: Method) -> None:
-    """Each has the tokens that it has alone at its own temperature; the batch's holds for those without one."""
-    temperatures = [0.0, 1.3, None, 0.5, 0.0]
+    """Each has the tokens that it has alone by its own settings; the batch's hold for what it does not set."""
+    batch = Sampling(0.8, top_p=0.7)
+    own: list[dict[str, Any]] = [{"temperature": 0.0, "top_k": 1}, {"temperature": 1.3, "top_p": 1.0}, {}]
+    own += [{"temperature": 1.3, "top_k": 3}, {"min_p": 0.2, "top_p": 1.0}]
     seeded = requests_for(MANY[:5], 10, seeds=range(100, 105))
-    asked = [replace(request, temperature=t) for request, t in zip(seeded, temperatures, strict=True)]
+    asked = [replace(request, **settings) for request, settings in zip(seeded, own, strict=True)]
     for make in (None, READ_LAG):
-        got, _ = decode(method, on(runner), asked, rows=3, temperature=0.8, make=make)
-        for request, generation in zip(asked, got, strict=True):
-            temperature = 0.8 if request.temperature is None else request.temperature
-            [alone], _ = decode(method, on(runner), [replace(request, temperature=None)], temperature=temperature)
+        got, _ = decode(method, on(runner), asked, rows=3, sampling=batch, make=make)
+        for request, settings, generation in zip(seeded, own, got, strict=True):
+            [alone], _ = decode(method, on(runner), [request], sampling=replace(batch, **settings))
             assert generation.token_ids == alone.token_ids
 
 

@@ -36,6 +36,7 @@ from mtbench.decoding.request import in_batch
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
+from mtbench.sampling import GREEDY, Sampling
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -213,17 +214,17 @@ def test_a_prefill_in_chunks_does_not_change_the_answers(runner: ModelRunner, mo
         mars(tau=0.3, confidence="entropy", extra=True),
     ],
 )
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0), Sampling(1.0, 5, 0.9, 0.05)], ids=str)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_step_never_waits_for_the_host(
-    runner: ModelRunner, method: Method, engine: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    runner: ModelRunner, method: Method, engine: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the choice of the shape to the cursors the host reads nothing and copies nothing."""
     with torch.inference_mode():
         chosen = ENGINES[engine]()
         runners = ModelRunners("any", {"any": chosen.runner(runner.checkpoint)})
         batch = Batch(method, runners, len(PROMPTS), 50, tight=False)
-        run = batch.begin(in_batch(requests_for(PROMPTS, BUDGET), temperature=temperature, ignore_eos=False))
+        run = batch.begin(in_batch(requests_for(PROMPTS, BUDGET), sampling=sampling, ignore_eos=False))
         for _ in range(CHECKED):
             run.count_step(0, 0)
         with no_waiting(monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoding_cases import BUDGET, MANY, PROMPTS, READ_LAG, ar, decode_prompts, mars, on, requests_for, run
+from decoding_cases import BUDGET, MANY, PROMPTS, READ_LAG, ar, decode_prompts, mars, on, requests_for, run, sampled
 from decoding_live import generation_of, live
 from method_cases import CASES, Case, models
 from small import small_checkpoint
@@ -57,7 +57,7 @@ def asked(prompts: Any = PROMPTS, budget: int = BUDGET, **how: Any) -> list[Any]
 
 def error_of(method: Method, runners: ModelRunners, **how: Any) -> str:
     with pytest.raises(NotNumbersError) as raised:
-        decode(method, runners, asked(), ignore_eos=True, **how)
+        decode(method, runners, asked(), ignore_eos=True, **sampled(how))
     return str(raised.value)
 
 
@@ -75,8 +75,9 @@ def test_every_lossless_method_fails_at_the_token_of_plain_decoding(case: Case, 
     """+∞ and NaN are refused where the token is chosen: not at a guess of its position that is not accepted."""
     runners = models(case.models, tmp_path)
     spoil(runners.target, FAULTS[fault])
-    for make, temperature in ((None, 0.0), (READ_LAG, 1.0)):
-        said = error_of(case.method, runners, make=make, temperature=temperature)
+    ways: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 9, "top_p": 0.9}]
+    for make, settings in zip((None, READ_LAG, READ_LAG), ways, strict=True):
+        said = error_of(case.method, runners, make=make, **settings)
         assert said.startswith(f"the target's logits at token {AT + 1} of item {100 + ROW} are not numbers (NaN or ")
 
 
@@ -98,6 +99,30 @@ def test_in_a_block_every_position_counts(checkpoint: Checkpoint, options: dict[
     spoil(runner, FAULTS[fault], position=11)
     with pytest.raises(NotNumbersError, match="of item 101 "):
         decode(method, on(runner), asked(prompts), ignore_eos=True)
+
+
+@pytest.mark.parametrize("verify", ["match", "rejection", "block"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_draft_without_numbers_is_not_accepted(verify: str, fault: str) -> None:
+    """Greedy or filtered, its distribution filtered or not: only the target's own logits end an answer."""
+    runners = models("sometimes", Path())
+    forward = runners["draft"].forward
+
+    def spoilt(*given: Any, **more: Any) -> Forwarded:
+        out = forward(*given, **more)
+        out.logits.fill_(FAULTS[fault])
+        return out
+
+    runners["draft"].forward = spoilt  # type: ignore[method-assign]
+    ways: list[dict[str, Any]] = [{}, {"temperature": 1.0, "top_k": 9, "top_p": 0.9}]
+    for settings in ways:
+        want = run(ar(), runners.target, **settings)
+        for own in (False, True):
+            method = METHODS["speculative"](ahead=2, verify=verify, filter_draft=own)
+            got, _ = decode_prompts(method, runners, PROMPTS, BUDGET, **settings)
+            if verify == "match" or not settings:
+                assert [g.token_ids for g in got] == [g.token_ids for g in want]
+            assert verify == "match" or {n for g in got for n in g.commits or []} == {1}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

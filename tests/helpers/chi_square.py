@@ -4,17 +4,21 @@ V = tokens of such a model; it emits the ids 0 … V−1.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import cache
 from itertools import product
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from small import VOCABULARY, ScriptedModel, small_tokenizer
+from small import VOCABULARY, ScriptedModel, small_checkpoint, small_tokenizer
 from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList
 
 from mtbench.decoding.method import ModelRunners
 from mtbench.models.loading import prepare
 from mtbench.models.runner import ModelRunner
+from mtbench.sampling import Sampling
 
 
 class MarkovModel(ScriptedModel):
@@ -69,6 +73,19 @@ def numbers(texts: Sequence[Sequence[int]], tokens: int) -> Tensor:
     """Return the number of each text of ids 0 … `tokens`−1, all of a length, in `exact_law`'s order."""
     places = tokens ** torch.arange(len(texts[0]) - 1, -1, -1)
     return (torch.tensor(texts) * places).sum(1)
+
+
+@cache
+def processors(settings: Sampling) -> LogitsProcessorList:
+    """Return the processors by which transformers' `generate` draws, in its order."""
+    config = GenerationConfig(do_sample=True, **asdict(settings))
+    return small_checkpoint().model._get_logits_processor(config)
+
+
+def filtered_law(logits: Tensor, settings: Sampling) -> Tensor:
+    """Return the probabilities of the tokens, (R, V) float64, that transformers' `generate` draws from."""
+    kept: Tensor = processors(settings)(torch.zeros(len(logits), 1, dtype=torch.long), logits.double())
+    return kept.softmax(1)
 
 
 def exact_law(chances: Callable[[tuple[int, ...]], Tensor], tokens: int, length: int) -> Tensor:

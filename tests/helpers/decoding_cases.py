@@ -23,6 +23,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request, in_batch
 from mtbench.models.loading import Checkpoint, Inspected
 from mtbench.models.runner import ModelRunner
+from mtbench.sampling import Sampling
 
 PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
 BUDGET = 24
@@ -76,7 +77,14 @@ def decode_prompts(
     seeds: Sequence[int] | None = None,
     **how: Any,
 ) -> tuple[list[Generation], Timing]:
-    return decode(method, runners, requests_for(prompts, budget, stop=stop, seeds=seeds), **how)
+    """`how`: arguments of `decode`, and settings of `Sampling` by their names."""
+    return decode(method, runners, requests_for(prompts, budget, stop=stop, seeds=seeds), **sampled(how))
+
+
+def sampled(how: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments in which `sampling` has the settings that are named among them."""
+    names = how.keys() & Sampling.__dataclass_fields__
+    return {k: v for k, v in how.items() if k not in names} | {"sampling": Sampling(**{k: how[k] for k in names})}
 
 
 def run(
@@ -97,9 +105,10 @@ def run_external(
     budget: int | Sequence[int],
     *,
     stop: Sequence[Sequence[str]] | None = None,
+    seeds: Sequence[int] | None = None,
     **how: Any,
 ) -> tuple[list[Generation], Timing]:
-    return run_outside(method, checkpoints, requests_for(prompts, budget, stop=stop), **how)
+    return run_outside(method, checkpoints, requests_for(prompts, budget, stop=stop, seeds=seeds), **sampled(how))
 
 
 def outcomes(generations: Sequence[Generation]) -> list[tuple[Any, ...]]:
@@ -181,10 +190,12 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def check_step_never_waits(runners: ModelRunners, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two snapshots the host neither reads from the device nor writes to it, for every width, sampled."""
+    """Between two snapshots the host neither reads from the device nor writes to it, for every width, filtered."""
     with torch.inference_mode():
         batch = Batch(method, runners, len(PROMPTS), 50, tight=False)
-        run = batch.begin(in_batch(requests_for(PROMPTS, BUDGET), temperature=1, ignore_eos=False))
+        run = batch.begin(
+            in_batch(requests_for(PROMPTS, BUDGET), sampling=Sampling(1.0, 5, 0.9, 0.05), ignore_eos=False)
+        )
         with no_waiting(monkeypatch):
             shape = batch.shape(run)
             for variant in range(len(batch.variants)):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -44,6 +45,13 @@ CHAINS = [  # one of each method; a tree needs the scores of several children
     Case("headed", "medusa", {"heads": HEADS}),
     *{case.name: case for case in CASES if not {"tree", "verify"} & set(case.options)}.values(),
 ]
+LOSSY = [
+    Case("plain", "mars", {"tau": 0.3}),
+    Case("plain", "mars", {"tau": 0.3, "cache": "block", "confidence": "margin"}),
+    Case("plain", "block-diffusion", {"tau": 0.3}),
+    Case("plain", "fast-dllm-v2", {"tau": 0.3, "block_size": 8, "sub_block": 4}),
+]
+ONE_TOKEN = [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}]
 BLOCKS = [case for case in CASES if case.options.get("verify") == "block"]
 SCRIPTS, SCRIPTED_BUDGETS = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
 
@@ -90,11 +98,24 @@ def test_a_method_changes_the_speed_but_no_tokens(made: Made, case: Case) -> Non
 
 @pytest.mark.parametrize("case", one_in(6, LOSSLESS, EACH), ids=str)
 def test_sampled_tokens_are_those_of_sampled_ar(made: Made, case: Case) -> None:
-    runners = made(case.models)
-    want = run(ar(), runners.target, MANY[:5], BUDGETS, temperature=1)
-    assert ends(want) != ends(run(ar(), runners.target, MANY[:5], BUDGETS))
-    got, _ = decode_prompts(case.method, runners, MANY[:5], BUDGETS, temperature=1, **REFILLED[1])
+    """Of every other case those that filters keep."""
+    runners, sampled = made(case.models), dict[str, Any](temperature=1.0)
+    settings = sampled | {"top_k": 20, "top_p": 0.6, "min_p": 0.1} if CASES.index(case) % 2 else sampled
+    want = run(ar(), runners.target, MANY[:5], BUDGETS, **settings)
+    assert ends(want) != ends(run(ar(), runners.target, MANY[:5], BUDGETS, **({} if settings == sampled else sampled)))
+    got, _ = decode_prompts(case.method, runners, MANY[:5], BUDGETS, **settings, **REFILLED[1])
     assert ends(got) == ends(want)
+
+
+@pytest.mark.parametrize(("case", "only"), list(zip([*LOSSY, *EACH], cycle(ONE_TOKEN), strict=False)), ids=str)
+def test_where_filters_keep_one_token_it_is_the_greedy_one(made: Made, case: Case, only: dict[str, Any]) -> None:
+    """In the same forwards, if no draft is drawn: a confidence is that before the filters."""
+    runners, prompts = made(case.models), [[*range(1, 9), *prompt] for prompt in MANY[:4]]
+    want, _ = decode_prompts(case.method, runners, prompts, 12, **REFILLED[0])
+    got, _ = decode_prompts(case.method, runners, prompts, 12, temperature=1.7, **only, **REFILLED[1])
+    assert ends(got) == ends(want)
+    if case in LOSSY:
+        assert [g.commits for g in got] == [g.commits for g in want]
 
 
 @pytest.mark.parametrize("case", BLOCKS, ids=str)
@@ -115,17 +136,17 @@ def test_drafts_for_block_verification_are_drawn_by_numbers_of_the_step(
     assert len({seed for seed, _ in drawn}) == len(set(drawn))
 
 
-@pytest.mark.parametrize("case", CHAINS, ids=str)
+@pytest.mark.parametrize(("case", "filters"), list(zip(CHAINS, cycle([False, True]), strict=False)), ids=str)
 def test_on_a_gpu_each_choice_is_one_pass_over_the_logits(
-    made: Made, case: Case, monkeypatch: pytest.MonkeyPatch
+    made: Made, case: Case, filters: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where rows have temperatures of their own, some greedy: of the target and of drafts, with the same tokens.
+    """Also where rows have settings of their own, some greedy: of the target and of drafts, with the same tokens.
 
     In float64 a sample would take 25 kernels over the vocabulary. The definition of the pass stands for its kernel.
     """
     runners, choose, sampled, inside = made(case.models), kernels.choose_logsumexp, sampling.sampled, [0, 0]
     asked = [
-        replace(request, temperature=temperature)
+        replace(request, temperature=temperature, top_k=3 if filters else 0)
         for request, temperature in zip(requests_for(MANY[:4], 6), (0.0, 1.3, None, 0.5), strict=True)
     ]
     want, _ = decode(case.method, runners, asked, rows=2)

@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from decoding_cases import CONFIGS, decode_prompts, run, run_external
-from small import END, WORDS, small_checkpoint, small_config
+from chi_square import exact_law, filtered_law, fit, numbers
+from decoding_cases import CONFIGS, decode_prompts, naive_logits, run, run_external
+from small import END, VOCABULARY, WORDS, small_checkpoint, small_config
 from thinned import one_in
 from transformers import GenerationMixin
 
@@ -22,6 +23,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import NotNumbersError, UserError
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
+from mtbench.sampling import Sampling
 
 PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
 BUDGET = 24
@@ -260,3 +262,45 @@ def test_logits_that_are_not_numbers_are_named(
         generate(runner, form)
     hook.remove()
     assert answers(generate(runner, form)) == answers(want)
+
+
+@pytest.mark.parametrize("count", [4000, pytest.param(24_000, marks=pytest.mark.slow)])
+def test_sampled_texts_have_the_law_of_the_model(make_runner: Callable[..., ModelRunner], count: int) -> None:
+    """By temperature and filters of the run, drawn by its own random numbers, which our own do not see."""
+    runner, tokens, length = make_runner(small_config(initializer_range=0.2)), 8, 3
+    runner.checkpoint = replace(runner.checkpoint, suppressed=torch.arange(tokens, VOCABULARY), end_ids=())
+    settings, logits, before = (
+        Sampling(0.8, top_k=6, top_p=0.95, min_p=0.02),
+        naive_logits(runner),
+        torch.get_rng_state(),
+    )
+    method: ExternalEngine = METHODS["hf-generate"]()
+    texts: list[list[int]] = []
+    for seed in range(0, count, 2000):
+        seeds = range(seed, seed + 2000)
+        how: dict[str, Any] = asdict(settings) | {"seeds": seeds}
+        got, _ = run_external(method, {"ar": runner.checkpoint}, [[5, 9, 1]] * 2000, length, **how)
+        texts += [g.token_ids for g in got]
+    law = exact_law(
+        lambda text: filtered_law(logits([5, 9, 1, *text])[-1:, :tokens].float(), settings)[0], tokens, length
+    )
+    counts = numbers(texts, tokens).bincount(minlength=len(law)).double()
+    assert counts[law == 0].sum() == 0
+    assert 0.1 < float((law > 0).double().mean()) < 0.9
+    found = fit(counts, count * law)
+    print(f"LAW {settings} hf-generate N={count} {found}")
+    assert found.p > 1e-4
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_where_tokens_are_drawn_logits_that_are_not_numbers_are_named(runner: ModelRunner) -> None:
+    """transformers cannot draw from them; the other rows go on."""
+    method = METHODS["hf-generate"]()
+
+    def spoil(model: Any, args: Any, out: Any) -> None:
+        out.logits[1] = math.nan
+
+    hook = stock(runner.checkpoint).register_forward_hook(spoil)
+    with pytest.raises(NotNumbersError, match="at token 1 of item 0 are not numbers"):
+        run_external(method, {"ar": runner.checkpoint}, PROMPTS, BUDGET, temperature=1.0, top_p=0.9)
+    hook.remove()
