@@ -13,8 +13,9 @@ from mtbench.options.texts import PlainValue
 from mtbench.records import Price
 
 MOST_ITEMS = 1 << 24  # of a suite
+MOST_IDS = 1 << 24  # of a vocabulary
 MOST_ROWS, MOST_NEW_TOKENS, MOST_ROUNDS = 1 << 16, 1 << 24, 1000
-HOTTEST = 10.0  # temperature
+COLDEST, HOTTEST = 1e-4, 10.0  # temperature
 BUILDS, GATE, COMPARED, BENCHMARK, DECODING = "Builds", "Gate", "What to compare", "Benchmark", "Decoding"
 LOAD, SERVER, DECISION, TIMING = "Load", "Server", "Decision", "Batches and timing"
 MACHINE, OUTPUT, TRAINED, OBJECTIVE, TRAINING = "Machine", "Output", "What to train", "Objective", "Training"
@@ -23,8 +24,11 @@ PANELS = (TRAINED, OBJECTIVE, TRAINING, *OF_MEASURING)  # in their order
 
 
 def heat(temperature: float) -> float:
-    """Return the temperature that tokens are sampled at: 0, which is greedy, where logits/T may exceed float64."""
-    return temperature if temperature >= 2e-270 else 0.0  # the largest float32 divided by the largest float64
+    """Return the temperature that tokens are sampled at: 0, which is greedy, below 1e-4.
+
+    There the noise moves only logits that differ by less than 0.004; and logits/T stays finite in float32.
+    """
+    return temperature if temperature >= COLDEST else 0.0
 
 
 Suites = Annotated[
@@ -178,9 +182,19 @@ Seed = Annotated[int, option("Random seed for block order, data and sampling.", 
 Temperature = Annotated[
     float,
     option(
-        "0 is greedy. Above 0, all arms share one random seed per request and position.", DECODING, ge=0, le=HOTTEST
+        "0, and less than 0.0001, is greedy. Above, all arms share one random seed per request and position.",
+        DECODING,
+        ge=0,
+        le=HOTTEST,
     ),
     AfterValidator(heat),
+]
+TopP = Annotated[
+    float, option("Draw from the likeliest tokens that have this probability together.", DECODING, gt=0, le=1)
+]
+TopK = Annotated[int, option("Draw from so many of the likeliest tokens; 0: all.", DECODING, ge=0, le=MOST_IDS)]
+MinP = Annotated[
+    float, option("Draw from tokens at least this share as likely as the likeliest; 0: all.", DECODING, ge=0, lt=1)
 ]
 ChatTemplateKwargs = Annotated[
     Mapping[str, PlainValue],

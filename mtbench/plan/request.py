@@ -16,6 +16,7 @@ from mtbench.records import Record
 
 if TYPE_CHECKING:  # the command line reads the defaults without torch
     from mtbench.plan.formats import Elimination
+    from mtbench.sampling import Sampling
 
 DEMONSTRATION = "arithmetic"  # the suite of the embedded demonstration
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
@@ -43,6 +44,9 @@ class DecodingRequest(Record):
     device: common.Device = "auto"
     seed: common.Seed = 0
     temperature: common.Temperature = 0.0
+    top_p: common.TopP = 1.0
+    top_k: common.TopK = 0
+    min_p: common.MinP = 0.0
     chat_template_kwargs: common.ChatTemplateKwargs = Field(default_factory=dict)
     chat_template_date: common.ChatTemplateDate = None
     data_dir: common.DataDir = None
@@ -50,6 +54,13 @@ class DecodingRequest(Record):
     skip_unscorable: common.SkipUnscorable = False
     allow_unsandboxed_code: common.AllowUnsandboxedCode = False
     protocol: common.ProtocolChoice = "own"
+
+    @property
+    def sampling(self) -> "Sampling":
+        """How tokens are drawn."""
+        from mtbench.sampling import Sampling
+
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     @property
     def settings(self) -> list[EngineOption]:
