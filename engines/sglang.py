@@ -32,7 +32,7 @@ from mtbench.sampling import Sampling
 LAYERS = "Of several layers it uses the first; with --enable-multi-layer-eagle, and as many drafts as layers, each."
 # srt/model_executor/model_runner_kv_cache_mixin.py: that part of what was free before is for weights, keys and values.
 BESIDE_BYTES = 5 << 29  # 2.5 GiB: its CUDA context, activations of a chunk of 8,192 tokens, graphs
-JOINT = "SGLang applies top_p to all tokens, also to those that top_k removes."
+JOINT = "SGLang applies top_p to all tokens, also to those that top_k removes"
 REJECTS = ("EAGLE3", "NEXTN")  # algorithms whose drafts it samples and verifies by --speculative-use-rejection-sampling
 
 
@@ -100,7 +100,7 @@ class SGLang(ServingEngine):
     def filters_with(self, setting: Setting) -> Sequence[str]:
         return self.filters[:2] if setting.name else self.filters  # releases verify drafts without min_p
 
-    def filters_alike(self, setting: Setting, sampling: Sampling) -> str:
+    def other_filtering(self, setting: Setting, sampling: Sampling) -> str:
         """Return the difference of plain decoding: flashinfer's top-p counts tokens that top-k removes."""
         together = sampling.top_k > 0 and sampling.top_p < 1 and not sampling.min_p and not setting.name
         return JOINT if sampling.filters and together else ""

@@ -142,15 +142,15 @@ class ServingEngine(EngineInstallation):
         drafting = f" with {setting.name}" if setting.name else ""
         return f"{self.title} has no {missing[0]}{drafting}: leave that out." if missing else None
 
-    def filters_alike(self, setting: Setting, sampling: Sampling) -> str:
-        """Return how its server filters tokens in another way than `sampling.filtered`, in a sentence; empty: alike.
+    def other_filtering(self, setting: Setting, sampling: Sampling) -> str:
+        """Return how its server filters tokens in another way than `sampling.filtered`; empty: alike.
 
         Top-p depends on the filters before it, and no other filter does.
         """
         used = _used(sampling)
         own = [name for name in self.filters_with(setting) if name in used]
         alike = sampling.top_p == 1 or {*own[: own.index("top_p")]} == {*used[: used.index("top_p")]}
-        return "" if alike else f"{self.title} filters by {', then '.join(own)}."
+        return "" if alike else f"{self.title} filters by {', then '.join(own)}"
 
     def may_change_tokens(self, option: ServerOption, dtype: str) -> bool:
         """Return whether an option of its server may change tokens: not one that the dtype or the engine sets alike."""

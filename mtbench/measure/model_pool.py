@@ -29,7 +29,6 @@ from mtbench.models.vocabularies import TranslatedRunner, differ
 from mtbench.plan.directory import JsonObject
 from mtbench.plan.plan import Cell, RunRequest
 from mtbench.programs.machine_share import usable_processors
-from mtbench.sampling import Sampling
 
 
 class ModelPool:
@@ -42,7 +41,7 @@ class ModelPool:
         # A sum in half precision would depend on how a library splits it: other tokens, so other grades.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        self.seed, self.temperature = request.seed, request.temperature
+        self.seed, self.sampling = request.seed, request.sampling
         self.loading_s: float | None = None  # of the models, including the check of their decoders
         self.checkpoints: dict[str, Checkpoint] = {}
         self.drafts: dict[tuple[str, ModelRunner], DraftRunner] = {}  # that read a target's hidden states
@@ -118,7 +117,7 @@ class ModelPool:
 
         `room`: least positions per row. `visit`: servers of other visits end.
         """
-        fixed, method, sampling = cell.length == "fixed", self.method(cell), Sampling(temperature=self.temperature)
+        fixed, method, sampling = cell.length == "fixed", self.method(cell), self.sampling
         if cell.accept is not None:
             fixed, requests = True, simulation.scripted_requests(cell.accept, requests)
             if isinstance(method, simulation.Scripted):
