@@ -133,7 +133,7 @@ def test_a_seed_decides_a_sampled_answer(mars_server: Running) -> None:
     assert text(1, 0.0) == text(2, 0.0)
 
 
-def test_a_batch_has_rows_of_any_sampling(runner: ModelRunner, reference: ModelRunner) -> None:
+def test_a_batch_has_rows_of_any_sampling(reference: ModelRunner) -> None:
     """Each answer is that of its request alone. What a request does not name is the server's; a top_k of -1 is none."""
     own = Sampling(1.5, top_k=3)
     bodies: list[dict[str, Any]] = [
@@ -144,7 +144,8 @@ def test_a_batch_has_rows_of_any_sampling(runner: ModelRunner, reference: ModelR
         {"temperature": 0.8, "top_k": -1, "min_p": 0.2},
         {"top_k": 1},
     ]
-    with serving(replace(small_served(ar(), runner, rows=len(bodies)), sampling=own)) as running:
+    own_runner = ENGINES["graph"]().runner(reference.checkpoint)
+    with serving(replace(small_served(ar(), own_runner, rows=len(bodies)), sampling=own)) as running:
 
         def ask(number: int) -> list[int]:
             body = {"prompt": [3, 5], "max_tokens": BUDGET, "ignore_eos": True, "seed": number}
