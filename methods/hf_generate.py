@@ -44,6 +44,7 @@ class HFGenerate(ExternalEngine):
     title = "transformers generate"
     roles = ("ar",)
     reference = True
+    draws = True
     claims = "lossless"
 
     def __post_init__(self) -> None:

@@ -26,6 +26,14 @@ class Sampling:
         """Whether tokens are drawn from fewer than all."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
+    def __str__(self) -> str:
+        if not self.temperature:
+            return "greedy"
+        filters = {"top-k": self.top_k, "top-p": self.top_p % 1, "min-p": self.min_p}
+        return ", ".join(
+            f"{name} {value:g}" for name, value in {"temperature": self.temperature, **filters}.items() if value
+        )
+
 
 GREEDY = Sampling()
 FILTERS = "top_k", "top_p", "min_p"  # in the order in which `filtered` applies them

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from mtbench.cli.parameters import command
+from mtbench.cli.parameters import command, record_of
 from mtbench.cli.session import importing, say, warn
 from mtbench.errors import FAILED, UserError
 from mtbench.options import common
 from mtbench.options.common import COMPARED, SERVER
 from mtbench.options.fields import option
-from mtbench.plan.request import RunRequest
+from mtbench.plan.request import RunRequest, SamplingOptions
 
 app = typer.Typer()
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")
@@ -21,6 +21,7 @@ PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 @app.command()
 @command
 def serve(
+    ctx: typer.Context,
     method: Annotated[str, option("Method as NAME[:option=value,…]. See `mtbench ls methods`.", COMPARED)],
     plugin: common.Plugins = (),
     engine: common.Engine = "graph",
@@ -30,6 +31,11 @@ def serve(
     dtype: common.Dtype = "auto",
     device: common.Device = "auto",
     offline: common.Offline = False,
+    temperature: common.Temperature = 0.0,
+    top_p: common.TopP = 1.0,
+    top_k: common.TopK = 0,
+    min_p: common.MinP = 0.0,
+    sampling_source: common.SamplingSource = "own",
     chat_template_date: common.ChatTemplateDate = None,
     max_num_seqs: common.MaxNumSeqs = 8,
     max_length: Annotated[
@@ -48,19 +54,21 @@ def serve(
 ) -> None:
     """Serve one method by OpenAI's API, to measure it as a service.
 
-    Answers /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics. Decoding is greedy unless a
-    request has a temperature. A request may set an option of the method in its body, such as {"tau": 0.8}.
+    Answers /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics. A request is
+    sampled as these options say, where it does not say it, and may set an option of the method, such as {"tau": 0.8}.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f"`mtbench serve` needs {', '.join(missing)}; run `pip install {' '.join(missing)}`.")
     with importing():
         from mtbench import kernels
+        from mtbench.lineup.model_sampling import with_sampling
         from mtbench.serving import served, server
         from mtbench.serving.app import Limits
 
     key = None if api_key_env is None else os.environ.get(api_key_env)
     if api_key_env is not None and not key:
         raise UserError(f"--api-key-env {api_key_env}: the environment variable is not set; set it to the key.")
+    drawing = record_of(ctx, SamplingOptions)  # has the options that are given
     request = RunRequest(
         family=family,
         model=model,
@@ -70,8 +78,9 @@ def serve(
         device=device,
         offline=offline,
         chat_template_date=chat_template_date,
+        **{name: getattr(drawing, name) for name in drawing.model_fields_set},
     )
-    loaded = served.load(request, method, max_num_seqs, max_length)
+    loaded = served.load(with_sampling(request, [method]), method, max_num_seqs, max_length)
     for note in kernels.notes(kernels.off()):
         warn(note)
     limits = Limits(

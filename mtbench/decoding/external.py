@@ -71,6 +71,7 @@ class ExternalEngine(Method):
     """A method with its own engine. It uses none of our engines and runs in static batches only."""
 
     outside: ClassVar[bool] = True
+    draws: ClassVar[bool] = False  # True: by random numbers of its own
 
     def window(self) -> Window:
         raise NotImplementedError(f"{self.name} has its own loop")

@@ -242,6 +242,7 @@ class Method:
     roles: ClassVar[tuple[str, ...]]  # the target's default role; other roles are options (`role=True`)
     reference: ClassVar[bool] = False  # other methods are compared with it
     outside: ClassVar[bool] = False  # an external engine, with its own loop (mtbench/decoding/external.py)
+    draws: ClassVar[bool] = True  # tokens by the run's sampling; False: it decodes greedily only
     served_only: ClassVar[bool] = False  # only serving engines have it; the loop does not
     needs_weights: ClassVar[bool] = True  # False: an external engine with its own models needs only the tokenizer
     needs_mask: ClassVar[bool] = False  # it feeds the mask token

@@ -141,11 +141,8 @@ class Lineup:
                 f"{str(arm)!r} drafts in an external engine, so --simulate-acceptance cannot script what it accepts; "
                 "leave that `--method` or `--simulate-acceptance` out."
             )
-        if request.temperature and arm.engine is None:
-            raise UserError(
-                f"{str(arm)!r} decodes greedily: an external engine would sample with its own random numbers; leave "
-                "that `--method` or `--temperature` out."
-            )
+        if request.temperature and not METHODS[arm.method].draws:
+            raise UserError(f"{str(arm)!r} decodes greedily; leave that `--method` or `--temperature` out.")
         self._passed.add(str(arm))
 
 
@@ -242,10 +239,11 @@ def _arms(lineup: Lineup) -> list[Arm]:
     arms = parse_arms(specs, request.engine, request.settings)
     arms = [arm for arm in arms if all(role in family.roles for role in arm.roles) and there(arm)]
     if arms and all(METHODS[arm.method].reference for arm in arms):
-        # An external engine refuses these, and has no place beside serving engines.
-        inside = request.temperature or request.simulate_acceptance or all(map(is_served, request.engine))
+        # An external engine refuses a simulation, and has no place beside serving engines.
+        inside = request.simulate_acceptance or all(map(is_served, request.engine))
         named = {arm.method for arm in arms} | {m.name for m in methods if m.served_only}  # those need options
-        more = [m.name for m in methods if is_untrained(m) and m.name not in named and not (inside and m.outside)]
+        named |= {m.name for m in methods if (m.outside and inside) or (request.temperature and not m.draws)}
+        more = [m.name for m in methods if is_untrained(m) and m.name not in named]
         arms += filter(there, parse_arms(more, request.engine, request.settings))
     return arms
 

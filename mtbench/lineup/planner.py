@@ -20,6 +20,7 @@ from mtbench.hardware import machine
 from mtbench.lineup.acceptance_file import AcceptanceFile
 from mtbench.lineup.engine_arms import engine_flags, other_tokens
 from mtbench.lineup.lineup import Entrant, Lineup, line_up
+from mtbench.lineup.model_sampling import with_sampling
 from mtbench.lineup.simulation import (
     Acceptance,
     flags_of,
@@ -73,6 +74,7 @@ def make_plan(
     this machine decodes the plan; False: that which decodes it decides what `--dtype auto` means.
     """
     _refuse_contradictions(request)
+    request = with_sampling(request)
     text, variables = request.simulate_acceptance, request.chat_template_kwargs
     acceptance = None if text is None else AcceptanceFile.read(text, variables) or Acceptance.of(text)
     inspections = Inspections(offline=request.offline)
@@ -194,9 +196,10 @@ class _GroupPlanner:
                 f"{str(arm)!r} drafts from earlier answers of its server, and later rounds repeat the prompts; give "
                 "`--rounds 1`, or `--apart --rounds 5`."
             )
-        if claims == "lossless" and self.request.temperature and setting is not None:
+        if claims == "lossless" and self.request.temperature and (setting is not None or method.outside):
             # Its random numbers are its own.
-            claims = "distribution" if isinstance(setting, Setting) and setting.unbiased else "lossy"
+            unbiased = method.outside or (isinstance(setting, Setting) and setting.unbiased)
+            claims = "distribution" if unbiased else "lossy"
             flags += [OTHER_RULE] if claims == "lossy" else []
         if isinstance(setting, Setting):
             flags += filter(None, [SERVING_ENGINES[str(arm.engine)]().other_filtering(setting, self.request.sampling)])

@@ -76,6 +76,7 @@ class Header(NamedTuple):
     config: Any  # of transformers, with the model's sizes only
     tokenizer: Any
     end_ids: list[int]
+    sampling: dict[str, Any]  # as in transformers' generation settings
 
 
 def header(source: str) -> Header:
@@ -101,7 +102,8 @@ def _header(file: Path, state: tuple[int, int]) -> Header:
         check_sizes(of_model)
         config = PretrainedConfig(vocab_size=len(ggml["tokens"]), **of_model)
         config.model_type = keys["general.architecture"]
-        return Header(config, gguf_config.tokenizer(file, ggml), gguf_config.end_ids(ggml))
+        sampling = gguf_config.sampling(gguf_config.under("general.sampling", keys))
+        return Header(config, gguf_config.tokenizer(file, ggml), gguf_config.end_ids(ggml), sampling)
     except Exception as error:  # a file that is damaged, or a tokenizer that transformers does not know
         raise UserError(f"the header of {str(file)!r} cannot be read: {first_line(error)}; {DAMAGED}.") from None
 

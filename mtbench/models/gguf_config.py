@@ -129,6 +129,13 @@ def _llama3(divisors: np.ndarray, theta: float) -> dict[str, Any]:
     return parameters | {"original_max_position_embeddings": int(errors.argmin()) + 1}
 
 
+def sampling(keys: Keys) -> dict[str, Any]:
+    """Return transformers' names and values of keys `general.sampling.KEY`; none if no temperature is among them."""
+    names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+    values = {names.get(key, key): round(v, 6) if isinstance(v, float) else v for key, v in keys.items()}
+    return {"do_sample": True, "top_k": 0, **values} if "temp" in keys else {}
+
+
 def end_ids(tokenizer: Keys) -> list[int]:
     """Return the ids that end an answer in llama.cpp: those of keys `tokenizer.ggml.KEY`, and those of known texts.
 

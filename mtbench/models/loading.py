@@ -146,8 +146,8 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
     """
     random, given, source = source.startswith(RANDOM), source, path_of(source)
     if gguf.is_gguf(source):
-        config, tokenizer, end_ids = gguf.header(source)
-        settings, file = GenerationConfig(eos_token_id=end_ids), Path(source).name
+        config, tokenizer, *_ = gguf.header(source)
+        settings, file = _generation_settings(source, config, offline)
     else:
         if Path(source).is_dir():
             check_settings(Path(source))
@@ -341,8 +341,17 @@ def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, sourc
     )
 
 
+def generation_settings(source: str, *, offline: bool) -> tuple[GenerationConfig, str]:
+    """Return a checkpoint's own settings, and the file that has them. Raises UserError if they cannot be read."""
+    source = path_of(source)
+    return _generation_settings(source, None if gguf.is_gguf(source) else load_config(source, offline=offline), offline)
+
+
 def _generation_settings(source: str, config: Any, offline: bool) -> tuple[GenerationConfig, str]:
     with explained(source, "generation settings", offline):
+        if gguf.is_gguf(source):
+            header = gguf.header(source)
+            return GenerationConfig(eos_token_id=header.end_ids, **header.sampling), Path(source).name
         try:
             return GenerationConfig.from_pretrained(source, local_files_only=offline), "generation_config.json"
         except OSError:  # there is no such file

@@ -196,6 +196,15 @@ TopK = Annotated[int, option("Draw from so many of the likeliest tokens; 0: all.
 MinP = Annotated[
     float, option("Draw from tokens at least this share as likely as the likeliest; 0: all.", DECODING, ge=0, lt=1)
 ]
+SamplingSource = Annotated[
+    Literal["own", "model"],
+    option(
+        "own, or model: what no option here says is that of the checkpoint's generation_config.json, as transformers "
+        "reads it: greedy without do_sample.",
+        DECODING,
+        flags=("--sampling",),
+    ),
+]
 ChatTemplateKwargs = Annotated[
     Mapping[str, PlainValue],
     option(

@@ -386,6 +386,8 @@ class Plan(Record):
             sentences += [f"{suite} runs completely: --subtask names no subtask of it" for suite in whole]
         if self.request.chat_template_date and not any("template_date" in suite.task for suite in self.suites):
             sentences.append("--chat-template-date changes nothing: no chat template reads the clock")
+        if self.request.sampling_source == "model" and not self.request.temperature:
+            sentences.append("--sampling model is greedy here: the checkpoint's settings have no `do_sample: true`")
         given = Counter(self.request.method)
         sentences += [f"`--method {spec}` is given {n} times" for spec, n in given.items() if n > 1]
         if "refill" not in self.request.batching:

@@ -25,7 +25,35 @@ REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at it
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
 
-class DecodingRequest(Record):
+class SamplingOptions(Record):
+    """How tokens are drawn. With `sampling_source` model, a plan's are those of the model, but for those given."""
+
+    temperature: common.Temperature = 0.0
+    top_p: common.TopP = 1.0
+    top_k: common.TopK = 0
+    min_p: common.MinP = 0.0
+    sampling_source: common.SamplingSource = "own"
+
+    @property
+    def sampling(self) -> "Sampling":
+        """The settings that decoding takes."""
+        from mtbench.sampling import Sampling  # imports torch
+
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def of_sampling(self) -> dict[str, Any]:
+        """These options by name."""
+        return {name: getattr(self, name) for name in SamplingOptions.model_fields}
+
+    @property
+    def words(self) -> str:
+        """The settings in words; empty for greedy decoding that is nobody's choice."""
+        model = " (--sampling model)" if self.sampling_source == "model" else ""
+        return f"{'sampled at ' * (self.temperature > 0)}{self.sampling}{model}" if self.temperature or model else ""
+
+
+class DecodingRequest(SamplingOptions):
     """The options that a run and a race share: what is decoded, how, and how it is scored."""
 
     suite: common.Suites = (DEMONSTRATION,)
@@ -43,10 +71,6 @@ class DecodingRequest(Record):
     dtype: common.Dtype = "auto"
     device: common.Device = "auto"
     seed: common.Seed = 0
-    temperature: common.Temperature = 0.0
-    top_p: common.TopP = 1.0
-    top_k: common.TopK = 0
-    min_p: common.MinP = 0.0
     chat_template_kwargs: common.ChatTemplateKwargs = Field(default_factory=dict)
     chat_template_date: common.ChatTemplateDate = None
     data_dir: common.DataDir = None
@@ -54,13 +78,6 @@ class DecodingRequest(Record):
     skip_unscorable: common.SkipUnscorable = False
     allow_unsandboxed_code: common.AllowUnsandboxedCode = False
     protocol: common.ProtocolChoice = "own"
-
-    @property
-    def sampling(self) -> "Sampling":
-        """How tokens are drawn."""
-        from mtbench.sampling import Sampling
-
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     @property
     def settings(self) -> list[EngineOption]:

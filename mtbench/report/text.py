@@ -8,6 +8,7 @@ from pathlib import Path
 from mtbench.document.formatting import NONE, counted, few, listed, memory, number
 from mtbench.models.families import RECORD
 from mtbench.plan.formats import GpuInfo, Machine, SessionRecord
+from mtbench.plan.request import SamplingOptions
 from mtbench.report.phrases import checkpoint_names, is_overridden, suite_name
 from mtbench.results.format import ResultCell, Results
 
@@ -21,11 +22,16 @@ def question(cells: Sequence[ResultCell]) -> str:
 
 
 def subject(results: Results) -> str:
-    """Return what was measured: checkpoints, machine and batch sizes."""
+    """Return what was measured: checkpoints, machine, batch sizes and sampling."""
     sizes = dict.fromkeys(cell.batch_size for cell in results.cells)
     noun = "batch size" if len(sizes) == 1 else "batch sizes"
     parts = [checkpoint_names(results.cells), machine(results), f"{noun} {listed(sizes)}" if sizes else ""]
-    return " · ".join(part for part in parts if part)
+    return " · ".join(part for part in (*parts, sampling(results).words) if part)
+
+
+def sampling(results: Results) -> SamplingOptions:
+    """Return how tokens were drawn; results of an earlier mtbench have the temperature alone."""
+    return results.sampling or SamplingOptions(temperature=results.temperature)
 
 
 def machine(results: Results) -> str:
@@ -171,16 +177,16 @@ def _checkpoints_text(cells: Sequence[ResultCell]) -> str:
 
 def method_notes(results: Results) -> list[tuple[str, str]]:
     """Return the notes on how to read the report, each with its heading."""
-    choice = "Greedy decoding."
-    if results.temperature:
-        choice = (
-            f"Sampled at temperature {results.temperature:g}; all arms share one random seed per request and position."
-        )
+    drawn, choice = sampling(results), "Greedy decoding."
+    if drawn.temperature:
+        choice = f"{drawn.words.capitalize()}; all arms share one random seed per request and position."
     values = {
         "level": f"{100 * results.statistics.level:g}%",
         "speed_margin": f"{100 * results.statistics.speed_margin:g}%",
         "max_loss": f"{results.statistics.max_loss:g} points",
         "choice": choice,
+        "disabled": "apply, but for those that the command names," * (drawn.sampling_source == "model")
+        or "(repetition_penalty, temperature and the like) are disabled",
     }
     return [(heading, note.format(**values)) for heading, note in NOTES.items()]
 
@@ -232,7 +238,7 @@ NOTES: Mapping[str, str] = {
         "that are lossy by design, and arms that promise the same distribution and not the same tokens, have no grade."
     ),
     "Same rules for all arms": (
-        "{choice} Sampling defaults of a checkpoint (repetition_penalty, temperature and the like) are disabled for "
+        "{choice} Sampling defaults of a checkpoint {disabled} for "
         "every arm, baselines included. Arms run next to each other inside every block, in random order, after a "
         "warm-up. Accuracy and speed come from the same generations."
     ),

@@ -27,7 +27,7 @@ def write_curves(run: Run, cells: Sequence[ResultCell]) -> None:
     suites = ", ".join(f"{suite.suite} (output_len: {suite.max_new_tokens})" for suite in run.plan.suites)
     lines = (
         f"Acceptance length (AL) by mtbench {begun.mtbench} on {begun.gpu.name if begun.gpu else begun.processor}",
-        f"dataset: {suites} | temperature: {asked.temperature} | chat_template_kwargs: {variables}",
+        f"dataset: {suites} | sampling: {asked.sampling} | chat_template_kwargs: {variables}",
         "key = num_speculative_tokens, the most that a forward accepts; value = AL = 1 + accepted / drafts, as in vLLM",
     )
     text = "".join(f"# {printable(line)}\n" for line in lines) + yaml.safe_dump({**curves, OURS: rows}, sort_keys=False)

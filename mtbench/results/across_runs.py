@@ -273,7 +273,7 @@ def _differs(base: Stored, head: Stored, names: Sequence[str]) -> list[Differs]:
 def _conditions(stored: Stored, names: Sequence[str]) -> dict[str, str | None]:
     conditions = {name: _listed(read(session) for session in stored.sessions) for name, read in CONDITIONS.items()}
     request = stored.plan.request
-    conditions |= {"protocol": request.protocol, "temperature": f"{request.temperature:g}", "seed": str(request.seed)}
+    conditions |= {"protocol": request.protocol, "sampling": str(request.sampling), "seed": str(request.seed)}
     conditions["template options"] = _listed(f"{name}={value}" for name, value in request.chat_template_kwargs.items())
     conditions["chat template date"] = request.chat_template_date
     of_cells: dict[str, list[object]] = {}

@@ -27,6 +27,7 @@ from mtbench.plan.formats import (
     SessionRecord,
 )
 from mtbench.plan.plan import Group
+from mtbench.plan.request import SamplingOptions
 from mtbench.plan.run import Run
 from mtbench.records import dump
 from mtbench.results import acceptance, collapse, degenerate, speed_factors, subtasks
@@ -142,6 +143,7 @@ def assemble(run: Run, *, price_per_hour: float | None = None) -> Results:
         environment=ResultEnvironment(**given, idle_power_w=stored.energy.idle_power_w),
         seed=plan.request.seed,
         temperature=plan.request.temperature,
+        **({"sampling": SamplingOptions(**plan.request.of_sampling)} if plan.request.words else {}),
         plan_sha256=stored.plan_sha256,
         statistics=StatisticsInfo(
             method=f"{STATISTICS}{OVER_ROUNDS if stored.plan.request.apart else ''}{SHARED if stored.race else ''}",

@@ -12,7 +12,7 @@ from mtbench.decoding.method import Claims
 from mtbench.options.engine_options import ServerOption
 from mtbench.plan.formats import Elimination, Environment
 from mtbench.plan.plan import CELL_ID, ENGINE_OPTIONS, OTHER_TOKENS, Batching, Length, OptionValues, Simulated
-from mtbench.plan.request import CHECKPOINTS
+from mtbench.plan.request import CHECKPOINTS, SamplingOptions
 from mtbench.records import CellName, Count, Interval, NonNegative, Price, Record, Seconds, Sha256, Share, Size, Sparse
 from mtbench.results.figure_formats import (
     AcceptanceFigures,
@@ -211,6 +211,7 @@ class Results(Sparse):
     environment: ResultEnvironment = Field(description="machine and sessions of the run")
     seed: int = Field(description="seed of the run")
     temperature: NonNegative = Field(description="sampling temperature; 0: greedy decoding")
+    sampling: SamplingOptions | None = Field(None, description="how tokens were drawn; absent: greedily")
     plan_sha256: Sha256 = Field(description="SHA-256 of plan.json")
     statistics: StatisticsInfo = Field(description="how intervals and verdicts were computed")
     price_per_hour: Price | None = Field(

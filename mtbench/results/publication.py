@@ -27,6 +27,7 @@ from mtbench.decoding.arms import parse_arms
 from mtbench.errors import unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.plan.plan import Plan
+from mtbench.plan.request import SamplingOptions
 from mtbench.records import NotNull, Record, Size, Sparse, Text, read_json
 from mtbench.results.comparisons import wall_ratio
 from mtbench.results.figure_formats import Estimate, Printed, PublishedFigure, Quantity
@@ -75,14 +76,13 @@ class Benchmark(Record):
     items: Size = Field(description="items of the published figure")
 
 
-class TablePlan(Sparse):
+class TablePlan(SamplingOptions, Sparse):
     """The settings of a reproduction."""
 
     batch_sizes: list[Size] = Field(min_length=1, description="batch sizes")
     rounds: Size = Field(description="how many times the first blocks are timed")
     limit: int | None = Field(description="most items per suite or subtask; null: all items")
     engine: Text = Field(description="engine of the methods whose loop is ours")
-    temperature: float = Field(0.0, description="sampling temperature; 0: greedy decoding")
     chat_template_kwargs: Mapping[str, bool | int | float | str] = Field(
         default_factory=dict, description="variables of the chat template by name"
     )

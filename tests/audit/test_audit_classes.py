@@ -216,7 +216,7 @@ def test_a_later_turn_has_the_cause_of_the_answer_in_its_prompt() -> None:
 def test_unexplained_says_how_many_tokens_from_where_on_and_how_far() -> None:
     why = name(pair(EVERYWHERE, replace(PLAIN, schema=True)).cases[0]).why
     assert "80 of 592 judged tokens are off, in 16 of 16 answers, from token 3 (position 13) on" in why
-    assert "3 below the choice (median), 3 at most; its plan has temperature 0; A has none" in why
+    assert "3 below the choice (median), 3 at most; its plan: greedy; A has none" in why
     assert "the plan has a JSON schema" in why
 
 

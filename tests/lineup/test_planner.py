@@ -262,16 +262,19 @@ def test_batches_that_were_not_full_are_flagged(checkpoints: dict[str, str], tmp
 def test_without_methods_a_family_meets_its_own_and_a_model_all_that_need_no_training(
     checkpoints: dict[str, str],
 ) -> None:
-    """A plan of `ar` alone would compare nothing. External engines decode greedily only."""
+    """A plan of `ar` alone would compare nothing. Drawn tokens of transformers' loop have the same distribution."""
 
-    def methods(**options: Any) -> set[str]:
+    def methods(**options: Any) -> dict[str, str]:
         asked = RunRequest(suite=("talk",), batch_size=(1,), device="cpu", **options)
-        return {cell.method for cell in make_plan(asked).cells}
+        return {cell.method: cell.claims for cell in make_plan(asked).cells}
 
-    ours, model = {"ar", "jacobi", "lookahead", "prompt-lookup", "suffix"}, checkpoints["ar"]
-    assert methods(model=model) == ours | {"hf-generate"}
-    assert methods(model=model, temperature=1.0) == ours
-    assert methods(family="tiny") == {"ar", "mars"}
+    ours = dict.fromkeys(("ar", "jacobi", "lookahead", "prompt-lookup", "suffix"), "lossless")
+    model = checkpoints["ar"]
+    assert methods(model=model) == ours | {"hf-generate": "lossless"}
+    assert methods(model=model, temperature=1.0) == ours | {"hf-generate": "distribution"}
+    assert methods(family="tiny").keys() == {"ar", "mars"}
+    with pytest.raises(UserError, match="'openai@ar' decodes greedily; leave that `--method` or `--temperature` out"):
+        methods(model=model, temperature=1.0, method=("openai",))
 
 
 @pytest.mark.parametrize("arm", ["speculative", "hf-generate:draft=draft"])

@@ -10,7 +10,7 @@ from schemas import validator
 
 from mtbench.document.html_page import write
 from mtbench.errors import UserError
-from mtbench.experiments.load.document import document
+from mtbench.experiments.load.document import document, subject
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.planning import run_request
 from mtbench.experiments.load.runner import read_points, read_servers
@@ -65,6 +65,22 @@ def test_every_request_has_the_fields_of_the_plan(tmp_path: Path) -> None:
         assert {body["add_special_tokens"] for body in server.asked} == {False}
     found = summarise(run, planned.changed(flags=["remark"]))
     assert {cell.flags[0] for cell in found.cells} == {"remark"}
+
+
+@pytest.mark.parametrize(
+    "drawn", [{}, {"temperature": 0.6, "top_p": 0.95}, {"temperature": 1.0, "top_k": 20, "min_p": 0.1}]
+)
+def test_every_request_says_how_its_tokens_are_drawn(drawn: dict[str, Any], tmp_path: Path) -> None:
+    """Servers have defaults of their own. The seeds of a request are the same for all arms."""
+    with answering(lambda prompt: (200, "7.")) as one, answering(lambda prompt: (200, "7.")) as two:
+        run, planned = begun(tmp_path / "load", request(url={"one": one.url, "two": two.url}, rounds=1, **drawn))
+        load_run(run, planned).send(PYTHON)
+    expected = {"top_p": 1.0, "top_k": -1, "min_p": 0.0} | drawn if drawn else {"temperature": 0}
+    assert all({name: body.get(name) for name in expected} == expected for body in one.asked)
+    seeds, same = ({(body["prompt"], body.get("seed")) for body in server.asked} for server in (one, two))
+    assert seeds == same
+    assert len({seed for _, seed in seeds}) > 1 if drawn else {seed for _, seed in seeds} == {None}
+    assert ("sampled at temperature" in subject(summarise(run, planned))) == bool(drawn)
 
 
 def test_a_full_server_and_a_broken_one(tmp_path: Path) -> None:

@@ -220,14 +220,16 @@ def test_accuracy_needs_scores_in_both_runs(tmp_path: Path) -> None:
 def test_other_machines_and_options_are_named(tmp_path: Path) -> None:
     """Each with its value in both runs."""
     other = {"dtype": "bfloat16", "device": "cuda", "packages": {"torch": "2.12.0"}, "gpu": {"name": "H100"}}
-    head = MadeRun({AR: TWO}, session=other, request={"temperature": 0.7, "chat_template_date": "2026-11-28"})
+    head = MadeRun(
+        {AR: TWO}, session=other, request={"temperature": 0.7, "top_p": 0.9, "chat_template_date": "2026-11-28"}
+    )
     found = compared(tmp_path, MadeRun({AR: TWO}), head).differs
     assert {(d.name, d.base, d.head) for d in found} == {
         ("dtype", "float32", "bfloat16"),
         ("device", "cpu", "cuda"),
         ("torch", "2.13.0", "2.12.0"),
         ("GPU", None, "H100"),
-        ("temperature", "0", "0.7"),
+        ("sampling", "greedy", "temperature 0.7, top-p 0.9"),
         ("chat template date", None, "2026-11-28"),
     }
 

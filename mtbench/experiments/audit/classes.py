@@ -14,7 +14,6 @@ from mtbench.decoding.output import first_difference
 from mtbench.document.formatting import counted, listed
 from mtbench.experiments.audit.cases import LETTERS, OTHER, Arms, Case, Letter
 from mtbench.experiments.audit.sides import SideAnswer
-from mtbench.sampling import FILTERS, GREEDY, Sampling
 
 FEW = 0.1  # largest share of the tokens that a lossy arm accepts, if its forwards are not stored
 CHANCE = 0.01  # probability below which tokens are not drafts by chance
@@ -186,12 +185,6 @@ PAIR = (_few_shot, _earlier, _template, _same, _lacking, _stop, _within, _checkp
 # --- Of a side with tokens that are off -------------------------------------------------------------------------------
 
 
-def _words(sampling: Sampling) -> str:
-    settings = {name: getattr(sampling, name) for name in FILTERS}
-    filters = [f"{name} {value:g}" for name, value in settings.items() if value != getattr(GREEDY, name)]
-    return listed([f"temperature {sampling.temperature:g}", *filters])
-
-
 def _outside(case: Case, letter: Letter) -> Cause | None:
     """A token that the filters remove, whichever random numbers drew it."""
     arms, side = case.arms, case.arms.side(letter)
@@ -199,7 +192,7 @@ def _outside(case: Case, letter: Letter) -> Cause | None:
     if not case.outside(letter) or (side.ours and side.claims == "lossy"):
         return None
     most = max(of.of(letter).outside[str(index)] for of, index in those)
-    why = f"{counted(len(those), 'token')} of those that its plan removes, with {_words(side.sampling)}"
+    why = f"{counted(len(those), 'token')} of those that its plan removes, {side.sampling}"
     return Cause("filter fault", f"{why}; {most:.2g} beyond the limit at most", _forward(case, letter), fault=True)
 
 
@@ -207,7 +200,7 @@ def _drawn(case: Case, letter: Letter) -> Cause | None:
     side = case.arms.side(letter)
     if not side.sampling.temperature or (side.ours and side.claims != "distribution"):
         return None
-    return Cause("sampling", f"drawn at {_words(side.sampling)} by random numbers that are not stored")
+    return Cause("sampling", f"drawn at {side.sampling} by random numbers that are not stored")
 
 
 def _accepted(case: Case, letter: Letter) -> Cause | None:
@@ -264,7 +257,7 @@ def _unexplained(case: Case, letter: Letter) -> Cause:
     shorts = sorted(of.short(letter, index) for of, index in off)
     first, index = min(off, key=lambda of: of[1])
     answers, every = len({of.item for of, _ in off}), counted(len(arms.cases), "answer")
-    plan = "" if side.texts else f"; its plan has {_words(side.sampling)}"
+    plan = "" if side.texts else f"; its plan: {side.sampling}"
     why = (
         f"{len(off)} of {arms.judged(letter)} judged tokens are off, in {answers} of {every}, from token {index} "
         f"(position {len(first.answer(letter).prompt or ()) + index}) on; {median(shorts):.2g} below the choice "

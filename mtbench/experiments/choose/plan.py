@@ -8,6 +8,7 @@ from mtbench.experiments.choose.candidates import Candidates, candidates
 from mtbench.experiments.choose.race import looks
 from mtbench.experiments.choose.request import RaceRequest
 from mtbench.lineup.gpu_memory import divided
+from mtbench.lineup.model_sampling import with_sampling
 from mtbench.lineup.planner import make_plan
 from mtbench.models.auto import resolve_device
 from mtbench.options import AUTO
@@ -34,7 +35,7 @@ def plan_of(request: RaceRequest, time_budget_s: float | None = None) -> RacePla
     The largest has all items, so the accuracies are known when the smaller sizes start. A default batch size that has
     too few blocks for an interval is left out. Raises UserError if the request is wrong.
     """
-    asked = request.run_request()
+    asked = with_sampling(request.run_request())
     opened = open_suites(asked)  # a wrong file is found before a checkpoint is read
     raced = candidates(asked)
     if len(raced.lineup.arms) == 1:

@@ -68,7 +68,7 @@ class RaceRequest(DecodingRequest):
             raise UserError(f"one race has one engine, not {', '.join(self.engine)}; race in each by itself.")
         if AUTO in self.method and len(self.method) > 1:
             raise UserError(f"--method {AUTO} names all arms that can run; leave it out, or the others.")
-        same = {name: getattr(self, name) for name in DecodingRequest.model_fields}
+        same = {name: getattr(self, name) for name in DecodingRequest.model_fields if name in self.model_fields_set}
         limit = self.completed().limit
         method = () if AUTO in self.method else tuple(self.method)
         return RunRequest(method=method, limit=limit, rounds=1, max_loss=self.max_loss, **same)

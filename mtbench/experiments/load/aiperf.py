@@ -22,7 +22,7 @@ from mtbench.clients.openai_data import Event, Reply
 from mtbench.clients.openai_wire import caching
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ClientFacts, LoadItem, LoadPlan, PointPlan, RequestLine
-from mtbench.experiments.load.planning import started_at
+from mtbench.experiments.load.planning import sampling_fields, started_at
 from mtbench.experiments.load.servers import Running
 from mtbench.files import cache_home
 from mtbench.programs import environments, processes
@@ -75,8 +75,8 @@ class Sending(NamedTuple):
     def body(self) -> dict[str, Any]:
         """The fields of every request."""
         stop = {"stop": list(self.planned.stop)} if self.planned.stop else {}
-        greedy = {"temperature": 0, "max_tokens": self.planned.max_new_tokens, **stop, **self.running.fields}
-        return {"model": self.running.model, "stream": True, "stream_options": {"include_usage": True}, **greedy}
+        fields = {"max_tokens": self.planned.max_new_tokens, **stop, **self.running.fields}
+        return {"model": self.running.model, "stream": True, "stream_options": {"include_usage": True}, **fields}
 
     def requests(self) -> Iterator[dict[str, Any]]:
         """Yield lines of the client's input. A conversation has the name of its first request's position.
@@ -93,7 +93,9 @@ class Sending(NamedTuple):
                 when = {"timestamp": 1e3 * next(starts_s)} if self.planned.request.request_rate else {}
             salt = f"{self.point.round}.{self.point.level:g}.{first}"  # vLLM takes 128 characters; a server has one arm
             cache = caching(salt, begins=item.turn == 1) if self.running.prefix_cache else {}
-            yield {"session_id": f"{first:06}", **when, "payload": {**self.body, **cache, "prompt": item.prompt}}
+            drawn = sampling_fields(self.planned.request, self.point.seed + position)
+            payload = {**self.body, **drawn, **cache, "prompt": item.prompt}
+            yield {"session_id": f"{first:06}", **when, "payload": payload}
 
 
 class Client:

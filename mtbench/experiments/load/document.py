@@ -97,9 +97,10 @@ def subject(load: Load) -> str:
     how = f"request rates with {arrivals}" if load.request.request_rate else "fixed concurrency"
     limits = listed(f"{LIMITS[name]} {seconds(limit)}" for name, limit in load.request.slo.items())
     good = f"Limits: {limits}." if limits else "No limits are set: every answer is good."
+    drawn = f"; {load.request.words}" * bool(load.request.words)
     return (
         f"{load.request.suite}: {counted(len(load.arms), 'arm')} under {how}, sent by {load.client.name} "
-        f"{load.client.version}. {good}"
+        f"{load.client.version}{drawn}. {good}"
     )
 
 

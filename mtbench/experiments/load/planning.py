@@ -19,6 +19,7 @@ from mtbench.errors import UserError
 from mtbench.evaluation.suite import Prompt, Suite
 from mtbench.experiments.load.format import SCHEMA_VERSION, ArmPlan, LoadItem, LoadPlan, LoadRequest, PointPlan
 from mtbench.lineup.lineup import Lineup, family_of
+from mtbench.lineup.model_sampling import with_sampling
 from mtbench.lineup.planner import make_plan
 from mtbench.models.loading import Inspected
 from mtbench.options.engine_options import EngineOption, with_options
@@ -57,6 +58,7 @@ def plan(request: LoadRequest) -> LoadPlan:
     _refuse_levels(request)
     needed = request.rounds * max(started_at(request, level) for level in request.levels)
     asked = run_request(request, min(needed, request.limit or needed))
+    asked = with_sampling(asked, request.method or plain_decoding()[:1])
     opened = open_suites(asked)
     lineup = Lineup(family_of(asked, request.suite), asked, arms)
     planned = make_plan(asked, opened, lineup, here=any(arm.url is None for arm in chosen))
@@ -69,7 +71,11 @@ def plan(request: LoadRequest) -> LoadPlan:
     conversations = [[*found] for _, found in itertools.groupby(numbers, suite_plan.first_turn)]
     return LoadPlan(
         schema_version=SCHEMA_VERSION,
-        request=request.changed(chat_template_date=planned.request.chat_template_date, dtype=planned.request.dtype),
+        request=request.changed(
+            chat_template_date=planned.request.chat_template_date,
+            dtype=planned.request.dtype,
+            **planned.request.of_sampling,
+        ),
         family=suite_plan.family,
         tokenizer=checkpoint.source,
         task=suite_plan.task,
@@ -135,6 +141,15 @@ def _name(arm: Arm) -> str:
     return f"{arm.method}{':' if options else ''}{','.join(options)}"
 
 
+def sampling_fields(request: LoadRequest, seed: int) -> dict[str, Any]:
+    """Return the fields of a request that say how its tokens are drawn: all, since servers have defaults of their own.
+
+    A greedy one needs the temperature only.
+    """
+    filters = {"top_p": request.top_p, "top_k": request.top_k or -1, "min_p": request.min_p, "seed": seed}
+    return {"temperature": request.temperature, **filters} if request.temperature else {"temperature": 0}
+
+
 def started_at(request: LoadRequest, level: float) -> int:
     """Return how many conversations a point starts: as given, or as many as a rate starts in the duration."""
     return request.requests or max(1, round(level * request.duration_s))
@@ -143,7 +158,7 @@ def started_at(request: LoadRequest, level: float) -> int:
 def run_request(request: LoadRequest, limit: int | None = None) -> RunRequest:
     """Return the options of a run on the same suite, to plan its prompts and to score with it."""
     shared = LoadRequest.model_fields.keys() & RunRequest.model_fields.keys() - {"method", "engine"}
-    same: dict[str, Any] = {name: getattr(request, name) for name in shared}
+    same: dict[str, Any] = {name: getattr(request, name) for name in shared & request.model_fields_set}
     return RunRequest(**same | {"suite": [request.suite], "batch_size": [1], "rounds": 1, "limit": limit})
 
 

@@ -13,15 +13,15 @@ from mtbench.errors import UserError
 from mtbench.options import common, texts
 from mtbench.options.common import COMPARED, LOAD
 from mtbench.options.fields import option
-from mtbench.plan.request import DEMONSTRATION, TimedSession
-from mtbench.records import Record, Size
+from mtbench.plan.request import DEMONSTRATION, SamplingOptions, TimedSession
+from mtbench.records import Size
 
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 LimitName = Literal["ttft", "tpot", "e2e"]
 Limits = Mapping[LimitName, Positive]  # of one request, in seconds; those of a race are of 95th percentiles
 
 
-class LoadRequest(Record):
+class LoadRequest(SamplingOptions):
     """The prompts, and the servers that get them."""
 
     suite: common.Suite = DEMONSTRATION

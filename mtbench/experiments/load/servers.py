@@ -18,7 +18,7 @@ from mtbench.decoding.arms import is_served, parse_arms
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
 from mtbench.experiments.load.format import ArmPlan, LoadPlan, LoadRequest
-from mtbench.experiments.load.planning import run_request
+from mtbench.experiments.load.planning import run_request, sampling_fields
 from mtbench.lineup.lineup import Lineup
 from mtbench.measure.model_pool import threads_for
 from mtbench.models import families
@@ -114,7 +114,8 @@ def warm_up(running: Running, planned: LoadPlan) -> None:
     """
     firsts = [item.prompt for item in planned.items if item.turn == 1]
     prompts = [firsts[place % len(firsts)] for place in range(planned.request.max_num_seqs)]
-    common = {"temperature": 0, "max_tokens": planned.max_new_tokens, **running.fields, "model": running.model}
+    common = {"max_tokens": planned.max_new_tokens, **running.fields, "model": running.model}
+    common |= sampling_fields(planned.request, planned.request.seed)
     with _server_errors(""):
         running.server.complete([{**common, "prompt": prompt} for prompt in prompts])
 
