@@ -42,6 +42,7 @@ NO_SUCH_DRAFT = "Domino and JetSpec drafts have no setting of it here: give a DF
 NO_CONFIDENCE = "It verifies whole drafts: give confidence=0."
 NO_BLOCK = "It has no block verification: give verify=rejection."
 NO_REJECTION = "It has no rejection sampling by the draft's probabilities: give verify=match."
+NO_FILTERED_DRAFTS = "It draws drafts at the temperature alone: give filter_draft=false."
 SAME_VOCABULARY = "Its draft model reads the token ids of the target: leave vocabulary out."
 ONE_A_FORWARD = "Its draft model drafts one token a forward: give per_forward=1."
 IN_TARGET = "It takes the layers in the target's checkpoint: give a draft that begins with #."
@@ -130,6 +131,8 @@ class ServingEngine(EngineInstallation):
                 return NO_SUCH_DRAFT
         if method.translates and not self.translates:
             return SAME_VOCABULARY
+        if getattr(method, "filter_draft", False):
+            return NO_FILTERED_DRAFTS
         return self.methods[method.name](method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
 
     def filters_with(self, setting: Setting) -> Sequence[str]:

@@ -167,7 +167,7 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Cal
     if room < (budget or 1):
         reason = f"the context has {served.max_length} tokens; the prompt has {len(prompt)}, the answer {budget or 1}."
         raise BadRequestError(reason, place, "context_length_exceeded", 413)
-    stop, own = body.stop or [], body.model_dump(include=asdict(served.sampling).keys(), exclude_none=True)
+    stop, own = body.stop or [], body.model_dump(include={*asdict(served.sampling)}, exclude_none=True)
     return Call(
         request=Request(
             prompt_ids=prompt,
