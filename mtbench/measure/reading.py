@@ -8,6 +8,7 @@ shortfall, and none that is surely kept may be further above it.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
@@ -92,21 +93,14 @@ def judged(logits: Tensor, answer: Answer, first: int) -> Judged:
     own = noisy.gather(1, emitted)[:, 0]
     short, outside = noisy.amax(1) - own, torch.zeros_like(own)
     if of.filters:
-        kept = _filtered(logits, of) > float("-inf")
-        removed = ~kept.gather(1, emitted)[:, 0]
+        row = logits.new_tensor([astuple(of)], dtype=torch.double).T  # its settings, (4, 1)
+        kept = sampling.filtered(logits[None], row[0], Filters(row[1].long(), row[2], row[3]))[0] > float("-inf")
+        removed = ~kept.gather(1, emitted)[:, 0] & (own > float("-inf"))  # by a filter: no suppressed id
         short = noisy.masked_fill(~kept, float("-inf")).amax(1) - own
         off = removed | (short > 0)
         short[off], outside[off] = _distances(logits[off], noisy[off], emitted[off], of)
         outside = outside.masked_fill(~removed, 0)
     return Judged(own, short.clamp(min=0), outside)
-
-
-def _filtered(logits: Tensor, of: Sampling) -> Tensor:
-    temperature, *filters = (
-        torch.tensor([float(value)], dtype=torch.double, device=logits.device)
-        for value in (of.temperature, of.top_k, of.top_p, of.min_p)
-    )
-    return sampling.filtered(logits[None], temperature, Filters(filters[0].long(), *filters[1:]))[0]
 
 
 def _distances(logits: Tensor, noisy: Tensor, emitted: Tensor, of: Sampling) -> tuple[Tensor, Tensor]:
