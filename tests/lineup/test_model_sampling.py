@@ -120,7 +120,7 @@ def test_a_gguf_file_has_settings_of_its_own_or_says_that_it_has_none(tmp_path: 
     written(plain, file, keys={f"general.sampling.{key}": value for key, value in named.items()})
     assert with_sampling(asked(model=str(file))).sampling == Sampling(0.6, 0, 0.95, 0.05)
     written(plain, file, keys={"general.sampling.temp": 0.6, "general.sampling.penalty_repeat": 1.1})
-    with pytest.raises(UserError, match="set.gguf' has repetition_penalty=1.1"):
+    with pytest.raises(UserError, match=r"set.gguf' has repetition_penalty=1.1"):
         with_sampling(asked(model=str(file)))
     with pytest.raises(UserError, match=r"'.*plain.gguf' has no key general.sampling.temp; give `--temperature`"):
         with_sampling(asked(model=str(plain)))
