@@ -87,10 +87,10 @@ def paused(name: str, turns: int) -> Ratio:
 
         def request_s(seed: int) -> float:
             started_at = time.perf_counter()
-            asked.generate([Request(prompt_ids=prompt, max_new_tokens=96, seed=seed)], ignore_eos=True, temperature=0.0)
+            asked.generate([Request(prompt_ids=prompt, max_new_tokens=96, seed=seed)], ignore_eos=True)
             return time.perf_counter() - started_at
 
-        other.generate([Request(prompt_ids=prompt, max_new_tokens=8)], ignore_eos=True, temperature=0.0)
+        other.generate([Request(prompt_ids=prompt, max_new_tokens=8)], ignore_eos=True)
         times: dict[signal.Signals, list[float]] = {signal.SIGSTOP: [], signal.SIGCONT: []}
         for _ in range(3):
             request_s(0)  # warms

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from mtbench.clients.openai_client import Server
 from mtbench.clients.openai_data import Number, Received, Reply
+from mtbench.clients.openai_wire import drawn
 from mtbench.clients.serving_engine import (
     ALWAYS_WIDE,
     HOST,
@@ -224,17 +225,15 @@ class LlamaCpp(ServingEngine):
             *serving.options,
         ]
 
-    def complete(
-        self, server: Server, requests: Sequence[Request], model: str, *, ignore_eos: bool, temperature: float
-    ) -> list[Reply]:
+    def complete(self, server: Server, requests: Sequence[Request], model: str, *, ignore_eos: bool) -> list[Reply]:
         """Use its own endpoint, which returns token ids; OpenAI's returns text only."""
         bodies = [
             {
                 "prompt": list(request.prompt_ids),
                 "n_predict": request.max_new_tokens,
-                "temperature": temperature,
+                **drawn(request.sampling),
                 "seed": request.seed % 2**32,
-                "samplers": ["temperature"],
+                "samplers": ["temperature", *self.filters],  # they run in this order, and no other does
                 "ignore_eos": ignore_eos,
                 "stop": list(request.stop),
                 "cache_prompt": request.cache is not None and not request.begins,

@@ -53,8 +53,10 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(f"data: {json.dumps(parts)}\\n\\n".encode())
 
 def begun(number, body):
-    heat, seed = body.get("temperature"), body.get("seed", 0) % 2**32
-    sampled = {"do_sample": True, "temperature": heat, "rng_seed": seed} if heat else {"do_sample": False}
+    sampled = {"do_sample": False}
+    if body.get("temperature"):
+        sampled = {name: body[name] for name in ("temperature", "top_p", "min_p")} | {"do_sample": True}
+        sampled |= {"rng_seed": body.get("seed", 0) % 2**32} | ({"top_k": body["top_k"]} if body["top_k"] > 0 else {})
     config = genai.GenerationConfig(
         max_new_tokens=body["max_tokens"], ignore_eos=body.get("ignore_eos", False), include_stop_str_in_output=True,
         stop_strings=set(body.get("stop", ())), **drafting, **sampled)
@@ -124,6 +126,7 @@ class OpenVINO(ServingEngine):
     gguf = True
     gguf_dtype = "float16"
     text = False
+    filters = "top_k", "min_p", "top_p"  # sampling/logit_processor.hpp
     methods: ClassVar[Table] = {"ar": lambda *_: Setting(""), "prompt-lookup": _ngram, "speculative": _draft_model}
 
     def computing(self, dtype: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ tokens are verified by rejection, by the selector's probabilities, whichever rul
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,10 +27,12 @@ from mtbench.clients.serving_engine import (
     Table,
 )
 from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.sampling import Sampling
 
 LAYERS = "Of several layers it uses the first; with --enable-multi-layer-eagle, and as many drafts as layers, each."
 # srt/model_executor/model_runner_kv_cache_mixin.py: that part of what was free before is for weights, keys and values.
 BESIDE_BYTES = 5 << 29  # 2.5 GiB: its CUDA context, activations of a chunk of 8,192 tokens, graphs
+JOINT = "SGLang applies top_p to all tokens, also to those that top_k removes"
 REJECTS = ("EAGLE3", "NEXTN")  # algorithms whose drafts it samples and verifies by --speculative-use-rejection-sampling
 
 
@@ -95,10 +97,18 @@ class SGLang(ServingEngine):
     def computing(self, dtype: str) -> tuple[str, ...]:
         return "--dtype", dtype
 
+    def filters_with(self, setting: Setting) -> Sequence[str]:
+        return self.filters[:2] if setting.name else self.filters  # releases verify drafts without min_p
+
+    def other_filtering(self, setting: Setting, sampling: Sampling) -> str:
+        """Return the difference of plain decoding: flashinfer's top-p counts tokens that top-k removes."""
+        together = sampling.top_k > 0 and sampling.top_p < 1 and not sampling.min_p and not setting.name
+        return JOINT if sampling.filters and together else ""
+
     def launch(self, python: Path, serving: Serving, port: int) -> list[str]:
         return [
             *(str(python), "-m", "sglang.launch_server", "--model-path", serving.model),
-            *("--host", HOST, "--port", str(port), *self.computing(serving.dtype)),
+            *("--host", HOST, "--port", str(port), *self.computing(serving.dtype), "--sampling-defaults", "openai"),
             *("--context-length", str(serving.positions)),
             *("--max-running-requests", str(serving.rows), "--enable-cache-report"),
             *(() if serving.prefix_cache else ("--disable-radix-cache",)),

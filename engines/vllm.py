@@ -192,6 +192,7 @@ class VLLM(ServingEngine):
     overridable = ("--dtype",)
     same_output = ("tensor-parallel-size", "gpu-memory-utilization", "max-num-batched-tokens", EAGER)
     needs: ClassVar[Mapping[str, str]] = {"suffix": "arctic-inference", EAGLE4: "eagle-harness"}
+    filters = "min_p", "top_k", "top_p"  # v1/sample/sampler.py, v1/worker/gpu/sample/sampler.py
     parallel = True
     caches = True
     constraint = staticmethod(lambda schema: {"structured_outputs": {"json": schema}})
@@ -233,6 +234,9 @@ class VLLM(ServingEngine):
             return setting
         ignored = V2_ONLY if '"block"' in setting.words[1] else ""
         return setting._replace(unbiased=False).but(f"{ignored} {CPU_SAMPLED}".strip())
+
+    def filters_with(self, setting: Setting) -> Sequence[str]:
+        return self.filters[1:] if setting.name else self.filters  # it refuses min_p of requests that draft
 
     def scheduled(self, settings: Mapping[int, Setting]) -> Setting | None:
         configs = {size: json.loads(setting.words[1]) if setting.words else None for size, setting in settings.items()}
@@ -320,7 +324,7 @@ class VLLM(ServingEngine):
             *("--host", HOST, "--port", str(port), *self.computing(serving.dtype)),
             *("--max-model-len", str(serving.positions), "--max-num-seqs", str(serving.rows)),
             f"--{'' if serving.prefix_cache else 'no-'}enable-prefix-caching",
-            "--enable-prompt-tokens-details",
+            *("--generation-config", "vllm", "--enable-prompt-tokens-details"),
             *(COUNTS if serving.setting.words and not older else ()),
             *(() if serving.share is None else (f"--{self.share_option}", f"{serving.share:.4f}")),
             *serving.setting.words,

@@ -36,6 +36,7 @@ class Sampling:
 
 
 GREEDY = Sampling()
+FILTERS = "top_k", "top_p", "min_p"  # in the order in which `filtered` applies them
 
 
 class Filters(NamedTuple):

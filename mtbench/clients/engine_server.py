@@ -100,7 +100,7 @@ class EngineServer:
         self._stack.close()
         self._process = self._group = None
 
-    def generate(self, requests: Sequence[Request], *, ignore_eos: bool, temperature: float) -> Answers:
+    def generate(self, requests: Sequence[Request], *, ignore_eos: bool) -> Answers:
         """Send requests side by side; return their answers. Raises ServerError, also if the server has ended."""
         first = self._process is None
         if first:
@@ -108,9 +108,7 @@ class EngineServer:
         self._send(signal.SIGCONT)
         started_at = time.perf_counter()
         try:
-            replies = self.engine.complete(
-                self._server, requests, self.model, ignore_eos=ignore_eos, temperature=temperature
-            )
+            replies = self.engine.complete(self._server, requests, self.model, ignore_eos=ignore_eos)
         except ServerError as error:
             if self._ended(LOOK_S):
                 reason = self._last_line()

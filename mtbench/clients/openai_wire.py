@@ -1,6 +1,7 @@
 """Bodies of completion requests to a server with OpenAI's protocol, and the token ids of its answers."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
@@ -9,11 +10,13 @@ from mtbench.clients.openai_data import Reply
 from mtbench.decoding.request import Request
 from mtbench.models.loading import Inspected
 from mtbench.models.token_text import ids_behind
+from mtbench.sampling import GREEDY, Sampling
 
 
 def body_of(request: Request, model: str, *, ignore_eos: bool) -> dict[str, Any]:
     """Return the body of a completion request, with fields of vLLM, SGLang and llama.cpp."""
     return _body(request, model, list(request.prompt_ids)) | {
+        **drawn(request.sampling),
         "ignore_eos": ignore_eos,
         "repetition_penalty": 1,
         "return_token_ids": True,
@@ -21,6 +24,16 @@ def body_of(request: Request, model: str, *, ignore_eos: bool) -> dict[str, Any]
         **({"skip_special_tokens": False} if request.stop else {}),  # vLLM and SGLang search the text that they return
         **caching(request.cache, begins=request.begins),
     }
+
+
+def drawn(sampling: Sampling) -> dict[str, Any]:
+    """Return the fields that say how tokens are drawn.
+
+    All are named: a server fills others with its own defaults, or with those of the checkpoint's generation_config.json
+    (vLLM, SGLang). A top_k of -1 is none in vLLM 0.24 to 0.32, SGLang and llama.cpp.
+    """
+    of = sampling if sampling.temperature else GREEDY
+    return asdict(of) | {"top_k": of.top_k or -1}
 
 
 def caching(cache: str | None, *, begins: bool) -> dict[str, Any]:
@@ -42,7 +55,8 @@ def _body(request: Request, model: str, prompt: str | list[int]) -> dict[str, An
         "prompt": prompt,
         "max_tokens": request.max_new_tokens,
         "stream_options": {"include_usage": True},
-        "temperature": 0,
+        "temperature": request.sampling.temperature,
+        "top_p": request.sampling.top_p,
         "presence_penalty": 0,
         "frequency_penalty": 0,
     }

@@ -27,6 +27,7 @@ from mtbench.models.configuration import downloaded
 from mtbench.models.drafts.loading import known_draft
 from mtbench.options import AUTO
 from mtbench.options.engine_options import PREFIX_CACHE, ServerOption
+from mtbench.sampling import FILTERS, GREEDY, Sampling
 
 GGUF = ".gguf"
 HOST, PORT = "127.0.0.1", 8000  # the port: in a command that is shown
@@ -41,6 +42,7 @@ NO_SUCH_DRAFT = "Domino and JetSpec drafts have no setting of it here: give a DF
 NO_CONFIDENCE = "It verifies whole drafts: give confidence=0."
 NO_BLOCK = "It has no block verification: give verify=rejection."
 NO_REJECTION = "It has no rejection sampling by the draft's probabilities: give verify=match."
+NO_FILTERED_DRAFTS = "It draws drafts at the temperature alone: give filter_draft=false."
 SAME_VOCABULARY = "Its draft model reads the token ids of the target: leave vocabulary out."
 ONE_A_FORWARD = "Its draft model drafts one token a forward: give per_forward=1."
 IN_TARGET = "It takes the layers in the target's checkpoint: give a draft that begins with #."
@@ -59,6 +61,10 @@ class Setting(NamedTuple):
     def but(self, differs: str) -> "Setting":
         """Return the setting with one more difference of the engine."""
         return self._replace(differs=f"{self.differs} {differs}".strip())
+
+
+def _used(sampling: Sampling) -> list[str]:
+    return [name for name in FILTERS if sampling.filters and getattr(sampling, name) != getattr(GREEDY, name)]
 
 
 Table = Mapping[str, Callable[[Any, Mapping[str, str]], Setting | str]]
@@ -102,6 +108,7 @@ class ServingEngine(EngineInstallation):
     translates: ClassVar[bool] = False  # its draft models may have vocabularies of their own
     caches: ClassVar[bool] = False  # it may keep prompts, and says how many tokens of a prompt it had kept
     constraint: ClassVar[Any] = None  # JSON schema -> fields of a request that hold its answer to it; None: it has none
+    filters: ClassVar[tuple[str, ...]] = FILTERS  # of `Sampling`, in the order in which its server applies them
     fields: ClassVar[Mapping[str, Any]] = {}  # of a request of others' clients: without a cache of prompts
     # Our method -> its setting, or why there is none, from the method's options and the drafts' names by role.
     methods: ClassVar[Table]
@@ -124,7 +131,29 @@ class ServingEngine(EngineInstallation):
                 return NO_SUCH_DRAFT
         if method.translates and not self.translates:
             return SAME_VOCABULARY
+        if getattr(method, "filter_draft", False):
+            return NO_FILTERED_DRAFTS
         return self.methods[method.name](method, {role: self.file(source, "DRAFT") for role, source in drafts.items()})
+
+    def filters_with(self, setting: Setting) -> Sequence[str]:
+        """Return the filters of `Sampling` that its server has with a setting, in its order."""
+        return self.filters
+
+    def lacking(self, setting: Setting, sampling: Sampling) -> str | None:
+        """Return in a sentence which filter of a sampling its server lacks with a setting; None: it has all."""
+        missing = [name for name in _used(sampling) if name not in self.filters_with(setting)]
+        drafting = f" with {setting.name}" if setting.name else ""
+        return f"{self.title} has no {missing[0]}{drafting}: leave that out." if missing else None
+
+    def other_filtering(self, setting: Setting, sampling: Sampling) -> str:
+        """Return how its server filters tokens in another way than `sampling.filtered`; empty: alike.
+
+        Top-p depends on the filters before it, and no other filter does.
+        """
+        used = _used(sampling)
+        own = [name for name in self.filters_with(setting) if name in used]
+        alike = sampling.top_p == 1 or {*own[: own.index("top_p")]} == {*used[: used.index("top_p")]}
+        return "" if alike else f"{self.title} filters by {', then '.join(own)}"
 
     def may_change_tokens(self, option: ServerOption, dtype: str) -> bool:
         """Return whether an option of its server may change tokens: not one that the dtype or the engine sets alike."""
@@ -282,10 +311,11 @@ class ServingEngine(EngineInstallation):
         """Return the fields that hold the answer to a request to its JSON schema; none if it has no schema."""
         return {} if self.constraint is None or request.json_schema is None else self.constraint(request.json_schema)
 
-    def complete(
-        self, server: Server, requests: Sequence[Request], model: str, *, ignore_eos: bool, temperature: float
-    ) -> list[Reply]:
-        """Send requests at once; return the replies, with their token ids. Raises ServerError."""
-        own = [{"temperature": temperature, "seed": r.seed, **self.constrained(r)} for r in requests]
+    def complete(self, server: Server, requests: Sequence[Request], model: str, *, ignore_eos: bool) -> list[Reply]:
+        """Send requests at once; return the replies, with their token ids. Raises ServerError.
+
+        A request that lacks a setting of its `sampling` would have the server's own default.
+        """
+        own = [{"seed": request.seed, **self.constrained(request)} for request in requests]
         bodies = [body_of(request, model, ignore_eos=ignore_eos) for request in requests]
         return server.complete([body | settings for body, settings in zip(bodies, own, strict=True)])

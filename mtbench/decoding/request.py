@@ -22,7 +22,7 @@ class Request:
     cache: str | None = None  # it may use cached prompts of requests with this text, which has no `/`; None: of none
     begins: bool = True  # it is the first of these
     json_schema: Mapping[str, Any] | None = None  # its answer must meet
-    # as in `Sampling`; None: the batch's. Serving engines take the first request's temperature only.
+    # as in `Sampling`; None: the batch's
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None

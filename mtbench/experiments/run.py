@@ -61,7 +61,8 @@ class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
         rounds = counted(planned.request.rounds, "round")
         timed = sum(sum(group.rounds) * len(group.cells) for group in planned.groups)
         sizes = " and ".join(map(str, sorted(set(planned.request.batch_size))))
-        return f"plan: {items}; {arms}, batch size {sizes}, {rounds}: {timed:,} blocks to time"
+        drawn = f"; {planned.request.words}" * bool(planned.request.words)
+        return f"plan: {items}; {arms}, batch size {sizes}, {rounds}: {timed:,} blocks to time{drawn}"
 
     def warnings(self, planned: Plan) -> list[str]:
         """Return the parts that cannot get a verdict."""

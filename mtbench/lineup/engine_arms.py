@@ -33,6 +33,8 @@ def refuse_in_engine(
         raise UserError(
             f"{str(arm)!r}: {engine.title} does not compute in {request.dtype}; give one of {', '.join(engine.dtypes)}."
         )
+    if (lacks := engine.lacking(setting, request.sampling)) is not None:
+        raise UserError(f"{str(arm)!r}: {lacks}")
     engine.refuse_missing(setting.name)
     for role, source in checkpoints.items():
         if source.startswith(families.RANDOM):

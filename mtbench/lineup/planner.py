@@ -201,6 +201,8 @@ class _GroupPlanner:
             unbiased = method.outside or (isinstance(setting, Setting) and setting.unbiased)
             claims = "distribution" if unbiased else "lossy"
             flags += [OTHER_RULE] if claims == "lossy" else []
+        if isinstance(setting, Setting):
+            flags += filter(None, [SERVING_ENGINES[str(arm.engine)]().other_filtering(setting, self.request.sampling)])
         flags += [LEARNS] if learns else []
         lossless_reference = reference_arm(arm, claims, arms)
         if others := other_tokens(arm, arms, self.request.dtype):

@@ -13,12 +13,13 @@ from mtbench.decoding.external import timed
 from mtbench.decoding.method import Method
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import SERVING_ENGINES
-from mtbench.decoding.request import Request, refuse_unknown_ids
+from mtbench.decoding.request import Request, in_batch, refuse_unknown_ids
 from mtbench.files import cache_home
 from mtbench.lineup import gpu_memory, simulation
 from mtbench.models.loading import Inspected
 from mtbench.options.engine_options import words_of
 from mtbench.plan.plan import Cell
+from mtbench.sampling import Sampling
 
 
 class CellServers:
@@ -52,7 +53,7 @@ class CellServers:
         ignore_eos: bool,
         room: int,
         visit: int,
-        temperature: float,
+        sampling: Sampling,
     ) -> tuple[list[Generation], Timing]:
         """Decode requests by the cell's server, which the first call starts. Raises ServerError.
 
@@ -64,8 +65,8 @@ class CellServers:
         refuse_unknown_ids(requests, target.vocabulary, cell.on)
         server = self._server_of(cell, method, room)
         server.within_s = self.within_s
-        temperature = next((r.temperature for r in requests if r.temperature is not None), temperature)
-        generate = partial(server.generate, ignore_eos=ignore_eos, temperature=temperature)
+        requests = in_batch(requests, sampling=sampling, ignore_eos=ignore_eos)
+        generate = partial(server.generate, ignore_eos=ignore_eos)
         return timed(target, requests, generate, ignore_eos=ignore_eos)
 
     def _server_of(self, cell: Cell, method: Method, room: int) -> EngineServer:

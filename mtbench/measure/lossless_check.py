@@ -33,7 +33,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from torch import Tensor
 
@@ -215,8 +215,9 @@ class Rescoring:
             prompt, tokens = line.prompt_ids or suite.prompt(i), line.token_ids
             if prompts:
                 prompt, tokens = prompt[:1], [*prompt[1:], *tokens]
-            answer = Answer(prompt, tokens, self.plan.item_seed(i), self.pool.sampling.temperature)
-            text = json.dumps([type(reading.model).__name__, reading.name, reading.width, reading.logits, *answer])
+            answer = Answer(prompt, tokens, self.plan.item_seed(i), self.pool.sampling)
+            read_by = [type(reading.model).__name__, reading.name, reading.width, reading.logits]
+            text = json.dumps([*read_by, prompt, tokens, answer.seed, *astuple(answer.sampling)])
             keys.append(hashlib.sha256(text.encode()).hexdigest())
             if keys[-1] not in self._read:
                 due[keys[-1]] = i, answer
@@ -232,9 +233,9 @@ class Rescoring:
                     key=answers[i][0],
                     item=suite.items[answers[i][1][0]].item,
                     logits=own.tolist() if reading.logits else [],
-                    short=shortfalls(own, most),
+                    short=shortfalls(short),
                 )
-                for i, (own, most) in zip(group, found, strict=True)
+                for i, (own, short) in zip(group, found, strict=True)
             ]
             files.append(READINGS, map(dump, read))
             self._read.update((line.key, line) for line in read)
@@ -243,6 +244,6 @@ class Rescoring:
         return [self._read[key] for key in keys]
 
 
-def shortfalls(emitted: Tensor, largest: Tensor) -> dict[str, float]:
-    """Return, for each token that is not the argmax: its index -> the largest logit minus its own."""
-    return {str(i): round(value, 9) for i, value in enumerate((largest - emitted).tolist()) if value > 0}
+def shortfalls(short: Tensor) -> dict[str, float]:
+    """Return, for each token that is not the choice: its index -> its shortfall."""
+    return {str(i): round(value, 9) for i, value in enumerate(short.tolist()) if value > 0}

@@ -126,9 +126,9 @@ class ModelPool:
             checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
             return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room, sampling=sampling)
         if is_served(cell.engine):
-            target, temperature = self.tokenizer_of(cell.checkpoints[cell.on]), sampling.temperature
+            target = self.tokenizer_of(cell.checkpoints[cell.on])
             return self.servers.ask(
-                cell, method, target, requests, ignore_eos=fixed, room=room, visit=visit, temperature=temperature
+                cell, method, target, requests, ignore_eos=fixed, room=room, visit=visit, sampling=sampling
             )
         return decode(
             method,

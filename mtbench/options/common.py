@@ -26,7 +26,7 @@ PANELS = (TRAINED, OBJECTIVE, TRAINING, *OF_MEASURING)  # in their order
 def heat(temperature: float) -> float:
     """Return the temperature that tokens are sampled at: 0, which is greedy, below 1e-4.
 
-    There the noise moves only logits that differ by less than 0.004; and logits/T stays finite in float32.
+    There the noise moves only logits that differ by less than 0.004. Logits below 3e34 over T are finite in float32.
     """
     return temperature if temperature >= COLDEST else 0.0
 

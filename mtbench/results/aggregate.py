@@ -143,7 +143,6 @@ def assemble(run: Run, *, price_per_hour: float | None = None) -> Results:
         environment=ResultEnvironment(**given, idle_power_w=stored.energy.idle_power_w),
         seed=plan.request.seed,
         temperature=plan.request.temperature,
-        **({"sampling": SamplingOptions(**plan.request.of_sampling)} if plan.request.words else {}),
         plan_sha256=stored.plan_sha256,
         statistics=StatisticsInfo(
             method=f"{STATISTICS}{OVER_ROUNDS if stored.plan.request.apart else ''}{SHARED if stored.race else ''}",
@@ -154,20 +153,22 @@ def assemble(run: Run, *, price_per_hour: float | None = None) -> Results:
         price_per_hour=stored.price_per_hour,
         cells=cells,
         stops_paying=stops_paying(cells),
-        **_published(stored, cells),
+        **_more(stored, cells),
     )
     stored.directory.write_json("results.json", dump(results))
     write_curves(stored, cells)
     return results
 
 
-def _published(stored: Stored, cells: Sequence[ResultCell]) -> dict[str, Publication]:
-    """Return the field with the published figures beside ours, if the plan names some."""
-    name = stored.plan.publication
-    if name is None:
-        return {}
-    ran = [Ran(stored.cells[cell.cell], cell) for cell in cells]
-    return {"publication": Publication(name=name, figures=compare_published(published(name), stored.plan, ran))}
+def _more(stored: Stored, cells: Sequence[ResultCell]) -> dict[str, Any]:
+    """Return the fields that not all results have: a sampling, the published figures beside ours."""
+    name, request, more = stored.plan.publication, stored.plan.request, dict[str, Any]()
+    if request.words:
+        more["sampling"] = SamplingOptions(**request.of_sampling)
+    if name is not None:
+        ran = [Ran(stored.cells[cell.cell], cell) for cell in cells]
+        more["publication"] = Publication(name=name, figures=compare_published(published(name), stored.plan, ran))
+    return more
 
 
 def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:

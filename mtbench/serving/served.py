@@ -19,6 +19,7 @@ from mtbench.models.families import short_name
 from mtbench.options import AUTO
 from mtbench.options.classes import check_value, per_request
 from mtbench.plan.request import RunRequest
+from mtbench.sampling import GREEDY, Sampling
 
 LONGEST = 4096  # positions of a row, unless the user wants more
 DEFAULT_FAMILY = "tiny"
@@ -37,6 +38,7 @@ class Served:
     end_ids: tuple[int, ...]
     tokenizer: PreTrainedTokenizerBase  # for the threads that do not decode
     make: Callable[[], Batch]
+    sampling: Sampling = GREEDY  # of requests that do not name a setting
     date: str | None = None  # that the chat template reads; None: the machine's clock
 
     def option(self, name: str, value: float) -> float:
@@ -92,6 +94,7 @@ def load(request: RunRequest, method: str, rows: int, max_length: int | None = N
         end_ids=target.end_ids,
         tokenizer=copy.deepcopy(target.tokenizer),
         make=lambda: make(chosen, runners, rows, length),
+        sampling=request.sampling,
         date=request.chat_template_date,
     )
 

@@ -9,16 +9,16 @@ import math
 import secrets
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.models import chat_template
-from mtbench.options.common import Temperature
+from mtbench.options.common import MOST_IDS, MinP, Temperature, TopP
 from mtbench.serving.served import Served
 
 # Fields that never change an answer here.
@@ -28,21 +28,20 @@ IGNORED = {
     *("return_spec_tokens_details", "return_tokens_as_token_ids", "prediction"),
     *("include_reasoning", "separate_reasoning", "stream_reasoning"),
 }
-# Fields that change nothing at these values; null always does. Those of sampling change nothing in greedy decoding.
+# Fields that change nothing at these values; null always does.
 OFF: Sequence[Any] = (False, 0, "", [], {})
 NEUTRAL: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("echo", "suffix", "top_logprobs", "logit_bias", "min_tokens", "stop_token_ids", "bad_words"), OFF),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "use_beam_search", "tools", "functions"), OFF),
     **dict.fromkeys(("continue_final_message", "no_stop_trim"), OFF),
     **dict.fromkeys(("include_stop_str_in_output", "logprobs"), (False,)),  # logprobs: 0 requests one
-    **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty"), (1,)),
+    **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty", "typical_p"), (1,)),
     **dict.fromkeys(("spaces_between_special_tokens", "detokenize", "add_generation_prompt"), (True,)),
     **dict.fromkeys(("prompt_logprobs", "truncate_prompt_tokens", "reasoning_effort"), ()),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "tool_choice": ("none", "auto"),
 }
-OF_SAMPLING: Mapping[str, Sequence[Any]] = {"top_p": (1,), "top_k": (-1, 0), "min_p": (0,), "typical_p": (1,)}
 
 
 class BadRequestError(Exception):
@@ -75,6 +74,7 @@ class Message(_Record):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
 
 
+TopK = Annotated[int, Field(ge=-1, le=MOST_IDS), AfterValidator(lambda k: max(k, 0))]  # -1 and 0: all
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -84,7 +84,10 @@ class Body(_Record):
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: Temperature | None = None
+    temperature: Temperature | None = None  # it and the filters: null for the server's own
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     stream: bool | None = None
@@ -164,14 +167,14 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Cal
     if room < (budget or 1):
         reason = f"the context has {served.max_length} tokens; the prompt has {len(prompt)}, the answer {budget or 1}."
         raise BadRequestError(reason, place, "context_length_exceeded", 413)
-    stop = body.stop or []
+    stop, own = body.stop or [], body.model_dump(include={*asdict(served.sampling)}, exclude_none=True)
     return Call(
         request=Request(
             prompt_ids=prompt,
             max_new_tokens=budget or min(max_new_tokens, room),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             seed=secrets.randbits(63) if body.seed is None else body.seed,
-            temperature=body.temperature or 0.0,
+            **asdict(served.sampling) | own,
             ignore_eos=bool(body.ignore_eos),
             options=options,
         ),
@@ -207,8 +210,8 @@ def _check_others(body: Body, served: Served) -> dict[str, float]:
     """Return the options among the fields that the records do not name. Raise BadRequestError for a wrong one."""
     found = {}
     for name, value in (body.model_extra or {}).items():
-        allowed = {**NEUTRAL, **OF_SAMPLING}.get(name)
-        if value is None or name in IGNORED or (name in OF_SAMPLING and not body.temperature):
+        allowed = NEUTRAL.get(name)
+        if value is None or name in IGNORED:
             continue
         if name in served.options:
             found[name] = _option(served, name, value)

@@ -77,15 +77,15 @@ class Worker:
         self._thread.start()
 
     async def warm_up(self) -> None:
-        """Decode a short request, greedy and then sampled. Raises UserError with what the method raises.
+        """Decode a short request: greedy, sampled, and filtered. Raises UserError with what the method raises.
 
         When the first one has a row, all that any request needs is compiled and captured (`Batch.prepare`).
         """
         prompt = [0] * self.served.method.block
         room = self.served.max_length - len(prompt)
         request = Request(prompt_ids=prompt, max_new_tokens=min(16, room), ignore_eos=True)
-        for temperature in (0.0, 1.0):
-            job = self.submit(replace(request, temperature=temperature))
+        for temperature, top_k in ((0.0, 0), (1.0, 0), (1.0, 2)):
+            job = self.submit(replace(request, temperature=temperature, top_k=top_k))
             while job.outcome is None and self.alive:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(job.news.wait(), 0.1)

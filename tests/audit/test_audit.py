@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from planted_answers import AR, SPECULATIVE, decoded, honest_run, judge_runner, planted, told
+from planted_answers import AR, SPECULATIVE, decoded, faulty_run, honest_run, judge_runner, planted, told
+from planted_faults import unfiltered
 from small import BEGIN, PAD, beginning_tokenizer, small_tokenizer
 from typer.testing import CliRunner
 
@@ -61,6 +62,18 @@ def audited(a: object, b: object, tmp_path: Path, **given: Any) -> dict[str, Any
 
 def named(record: dict[str, Any]) -> set[str]:
     return {finding["name"] for finding in record["findings"]}
+
+
+def test_a_token_that_the_filter_forbids_is_found_by_the_grade_and_the_audit(tmp_path: Path) -> None:
+    """Accepted drafts, too. Honest arms are exact at the same temperature and top-p."""
+    asked: dict[str, Any] = {"limit": 4, "max_new_tokens": 32, "temperature": 0.7, "top_p": 0.9, "batch_size": (4,)}
+    honest = honest_run(tmp_path / "honest", **asked)
+    wrong = faulty_run(tmp_path / "wrong", unfiltered(), **asked)
+    drafting = [json.loads((path / "results.json").read_text())["cells"][1] for path in (honest, wrong)]
+    assert [cell["lossless"]["grade"] for cell in drafting] == ["exact", "divergent"]
+    record = audited(f"{honest}:speculative", f"{wrong}:speculative", tmp_path)
+    assert named(record) == {"filter fault"}
+    assert "temperature 0.7, top-p 0.9" in record["findings"][0]["evidence"]
 
 
 # --- The command ------------------------------------------------------------------------------------------------------

@@ -14,16 +14,18 @@ from mtbench.experiments.audit.findings import audit
 from mtbench.experiments.audit.format import JudgedLine, SideJudged
 from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Side, SideAnswer
+from mtbench.sampling import Sampling
 
 TOKENS, END = 40, 99
 FAR = 3.0  # shortfall of a token that is off
 PLAIN = Side("a", "a", "s", "ar", {}, model="m", dtype="float32", engine="e", batch_size=4, plain=True, ours=True)
 DRAFTING = replace(PLAIN, name="b", arm="speculative", plain=False)
+NUCLEUS = Sampling(0.7, top_p=0.9)
 LOSSY = replace(DRAFTING, claims="lossy")
 Off = Mapping[int, Sequence[int]]  # by item, the tokens that are off
 
 
-def pair(off: Off, side: Side, items: int = 16, noise: float = 1e-4, **answer: Any) -> Arms:
+def pair(off: Off, side: Side, items: int = 16, noise: float = 1e-4, *, outside: bool = False, **answer: Any) -> Arms:
     """Return a pair whose B is off in these tokens. answer: functions that give fields of B's answers of an item."""
     arms = Arms(PLAIN, side, noise, str, end_ids=[END])
     for item in range(items):
@@ -38,6 +40,8 @@ def pair(off: Off, side: Side, items: int = 16, noise: float = 1e-4, **answer: A
                 SideJudged(text="x", probabilities=[0.9] * (TOKENS - first), short=of, endless=None)
                 for of in ({}, short)
             )
+            if outside:
+                wrong = wrong.changed(outside=short)
             judged = JudgedLine(pair=0, item=str(item), first=first, side_a=right, side_b=wrong)
         arms.cases.append(Case(str(item), mine, theirs, judged, arms))
     return arms
@@ -66,14 +70,35 @@ CASES: dict[str, tuple[Arms, str, bool]] = {  # class, and whether it is a fault
     "few of a lossy arm that hides its forwards": (pair({3: [9]}, LOSSY, commits=lambda _: None), "lossy", False),
     "many of a lossy arm that hides its forwards": (pair({3: [*range(9)]}, LOSSY), UNEXPLAINED, True),
     "drawn by other random numbers": (
-        pair(EVERYWHERE, replace(DRAFTING, claims="distribution", temperature=0.7)),
+        pair(EVERYWHERE, replace(DRAFTING, claims="distribution", sampling=Sampling(0.7))),
         "sampling",
         False,
     ),
-    "another engine draws": (pair(EVERYWHERE, replace(PLAIN, ours=False, temperature=0.7)), "sampling", False),
-    "our own random numbers": (pair(EVERYWHERE, replace(PLAIN, temperature=0.7)), UNEXPLAINED, True),
+    "another engine draws": (pair(EVERYWHERE, replace(PLAIN, ours=False, sampling=Sampling(0.7))), "sampling", False),
+    "our own random numbers": (pair(EVERYWHERE, replace(PLAIN, sampling=Sampling(0.7))), UNEXPLAINED, True),
     "a greedy plan": (pair(EVERYWHERE, replace(DRAFTING, claims="distribution")), UNEXPLAINED, True),
-    "another temperature": (pair({1: [3]}, replace(PLAIN, temperature=0.7), noise=FAR), "sampling", False),
+    "another temperature": (pair({1: [3]}, replace(PLAIN, sampling=Sampling(0.7)), noise=FAR), "sampling", False),
+    "other filters": (pair({1: [3]}, replace(PLAIN, sampling=Sampling(0.0, top_p=0.9)), noise=FAR), "sampling", False),
+    "a draft that the filter forbids": (
+        pair(DRAFTS, replace(DRAFTING, claims="distribution", sampling=NUCLEUS), outside=True),
+        "filter fault",
+        True,
+    ),
+    "an engine's token that the filter forbids": (
+        pair({3: [9]}, replace(PLAIN, ours=False, sampling=NUCLEUS), outside=True),
+        "filter fault",
+        True,
+    ),
+    "forbidden by less than the noise": (
+        pair({3: [9]}, replace(PLAIN, sampling=NUCLEUS), noise=FAR, outside=True),
+        "sampling",
+        False,
+    ),
+    "a lossy arm may go beyond the filter": (
+        pair({3: [9]}, replace(LOSSY, sampling=NUCLEUS), outside=True, **steps(4)),
+        "lossy",
+        False,
+    ),
     "no answer": (pair({}, PLAIN, 1, tokens=lambda _: []), "not judged", True),
     "no prompt": (pair({}, PLAIN, 1, prompt=lambda _: None, tokens=lambda _: [7]), "not judged", True),
 }
@@ -191,7 +216,7 @@ def test_a_later_turn_has_the_cause_of_the_answer_in_its_prompt() -> None:
 def test_unexplained_says_how_many_tokens_from_where_on_and_how_far() -> None:
     why = name(pair(EVERYWHERE, replace(PLAIN, schema=True)).cases[0]).why
     assert "80 of 592 judged tokens are off, in 16 of 16 answers, from token 3 (position 13) on" in why
-    assert "3 below the choice (median), 3 at most; its plan has temperature 0; A has none" in why
+    assert "3 below the choice (median), 3 at most; its plan: greedy; A has none" in why
     assert "the plan has a JSON schema" in why
 
 

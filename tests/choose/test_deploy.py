@@ -11,13 +11,14 @@ from made_records import result_cell
 
 from mtbench.clients.serving_engine import Setting
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES
-from mtbench.experiments.choose.deploy import Commands, deployment, placed
+from mtbench.experiments.choose.deploy import Commands, _serve, deployment, placed
 from mtbench.lineup.planner import make_plan
 from mtbench.options import AUTO
 from mtbench.plan.request import RunRequest
 from mtbench.results.decision import recommend
 from mtbench.results.decision_format import Choice
 from mtbench.results.figure_formats import Estimate
+from mtbench.sampling import Sampling
 
 HAVE_LOOKUP = ["llama.cpp", "vLLM"]  # engines with drafts from the text
 
@@ -140,6 +141,17 @@ def test_of_a_width_auto_the_nearest_fixed_one_is_given(positions: float | None,
     assert speculative(found)["num_speculative_tokens"] == width
     chosen = "the fixed width nearest to what was fed" if positions else "the smallest fixed width"
     assert f"No engine has ahead=auto: ahead={width} is {chosen}." in found[1]
+
+
+def test_a_sampled_race_is_deployed_with_its_sampling() -> None:
+    """By words for `mtbench serve`; in an engine each request says it, and one without a filter is left out."""
+    asked: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9}
+    plan = make_plan(RunRequest(family="tiny", method=("prompt-lookup:match=earliest",), batch_size=(1,), **asked))
+    command = _serve(plan.cells[-1], None, plan.request, 64)
+    assert "--temperature 0.7 --top-p 0.9" in command
+    found = placed(plan.cells[-1], None, plan.request.sampling)
+    assert "Send temperature=0.7, top_k=-1, top_p=0.9, min_p=0 with each request" in found["vLLM"].command()[1]
+    assert "vLLM" not in placed(plan.cells[-1], None, Sampling(0.7, min_p=0.05))
 
 
 @pytest.mark.parametrize("arm", ["mars", "eagle:tree=3x2"])

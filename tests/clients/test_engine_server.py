@@ -30,7 +30,7 @@ from living import until
 from scripted_engine import scripted_server
 from mtbench.decoding.request import Request
 server = scripted_server(Path(sys.executable), Path(sys.argv[1]), child=sys.argv[2])
-server.generate([Request(prompt_ids=[1], max_new_tokens=2)], ignore_eos=True, temperature=0.0)
+server.generate([Request(prompt_ids=[1], max_new_tokens=2)], ignore_eos=True)
 print(server._group, flush=True)
 time.sleep(1000)
 """
@@ -45,7 +45,7 @@ def state(pid: int) -> str:
 def test_tokens_are_those_of_the_server_and_forwards_are_what_no_draft_gave(tmp_path: Path) -> None:
     server = scripted_server(PYTHON, tmp_path / "log", accepted=3, counted=6)
     try:
-        found = server.generate(REQUESTS[:1], ignore_eos=True, temperature=0.0)
+        found = server.generate(REQUESTS[:1], ignore_eos=True)
     finally:
         server.close()
     assert found.token_ids == [[6, 7, 8, 9, 10, 11]]
@@ -67,7 +67,7 @@ def test_accepted_drafts_behind_the_end_token_hide_no_forward(accepted: int, tmp
 def test_plain_decoding_has_a_forward_for_each_token(tmp_path: Path) -> None:
     server = scripted_server(PYTHON, tmp_path / "log", name="")
     try:
-        assert server.generate(REQUESTS, ignore_eos=True, temperature=0.0).forwards == [6, 4]
+        assert server.generate(REQUESTS, ignore_eos=True).forwards == [6, 4]
     finally:
         server.close()
 
@@ -78,11 +78,11 @@ def test_a_server_runs_only_while_it_is_asked(tmp_path: Path) -> None:
     child = tmp_path / "child"
     server = scripted_server(PYTHON, tmp_path / "log", child=str(child))
     try:
-        first = server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
+        first = server.generate(REQUESTS, ignore_eos=True)
         assert server._group is not None
         pids = [server._group, int(child.read_text())]
         assert until(lambda: [state(pid) for pid in pids] == ["T", "T"])
-        again = server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
+        again = server.generate(REQUESTS, ignore_eos=True)
         assert (again.token_ids, again.prepared) == (first.token_ids, False)
     finally:
         server.close()
@@ -102,14 +102,14 @@ def test_a_server_that_ends_is_named_with_its_last_words_and_its_log(
 ) -> None:
     server = scripted_server(PYTHON, tmp_path / "log", **script)
     with pytest.raises(ServerError, match=message):
-        server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
+        server.generate(REQUESTS, ignore_eos=True)
     server.close()
 
 
 def test_a_flooded_log_is_bounded_and_ends_with_the_last_words(tmp_path: Path) -> None:
     server = scripted_server(PYTHON, tmp_path / "log", floods=40, crash="out of memory")
     with pytest.raises(ServerError, match=r"'arm' ended: Fatal: out of memory\. See "):
-        server.generate(REQUESTS[:1], ignore_eos=True, temperature=0.0)
+        server.generate(REQUESTS[:1], ignore_eos=True)
     assert (tmp_path / "log").stat().st_size < 32 << 20
 
 
@@ -138,7 +138,7 @@ def test_a_server_that_hangs_is_given_up_after_a_bounded_time(
     started_at = time.monotonic()
     try:
         with pytest.raises(ServerError, match=str(tmp_path / "log")):
-            server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
+            server.generate(REQUESTS, ignore_eos=True)
     finally:
         server.close()
     assert time.monotonic() - started_at < (5 if hangs == "at start" else 20), "nothing is to be drained at start"
@@ -150,7 +150,7 @@ def test_a_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engine_server, "DRAIN_S", 0.2)
     child = tmp_path / "child"
     server = scripted_server(PYTHON, tmp_path / "log", child=str(child), ignores_sigterm=True)
-    server.generate(REQUESTS, ignore_eos=True, temperature=0.0)
+    server.generate(REQUESTS, ignore_eos=True)
     assert server._group is not None
     pids = [server._group, int(child.read_text())]
     server.close()

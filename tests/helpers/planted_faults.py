@@ -100,6 +100,11 @@ def sampled(temperature: float = 1.0, seed: int = 0) -> Fault:
     return chosen(pick)
 
 
+def unfiltered() -> Fault:
+    """Tokens are drawn from all, and drafts accepted, whatever top-k, top-p and min-p of the plan remove."""
+    return lambda: replaced(Rows, "filtered", lambda _: lambda self, logits: logits)
+
+
 def penalised(by: float) -> Fault:
     """Logits of tokens of the text so far are divided by `by`, or multiplied where they are below 0."""
 

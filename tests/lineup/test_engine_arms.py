@@ -136,6 +136,15 @@ def test_sampled_answers_of_an_engine_promise_the_distribution_only(monkeypatch:
     assert (cell.claims, OTHER_RULE in cell.flags) == ("lossy", True)
 
 
+def test_another_order_of_filters_is_a_flag_and_a_missing_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SERVING_ENGINES[TOOLBOX], "filters", ("min_p", "top_p"))
+    asked: dict[str, Any] = {"method": ["ar"], "engine": [TOOLBOX], "temperature": 1.0, "batch_size": [1]}
+    [cell] = plan(**asked, top_p=0.9, min_p=0.05).cells
+    assert "Toolbox filters by min_p, then top_p" in cell.flags
+    with pytest.raises(UserError, match="'ar@ar/toolbox': Toolbox has no top_k: leave that out"):
+        plan(**asked, top_k=5)
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

@@ -116,9 +116,12 @@ def test_targets_with_other_settings_are_refused_with_both(model: Callable[..., 
 def test_a_gguf_file_has_settings_of_its_own_or_says_that_it_has_none(tmp_path: Path) -> None:
     plain, file = tmp_path / "plain.gguf", tmp_path / "set.gguf"
     gguf_writer.write(Path(families.locate("embedded:tiny/draft")), plain, "float32")
-    named = {"temp": 0.6, "top_p": 0.95, "top_k": 20}
+    named = {"temp": 0.6, "top_p": 0.95, "min_p": 0.05}
     written(plain, file, keys={f"general.sampling.{key}": value for key, value in named.items()})
-    assert with_sampling(asked(model=str(file))).sampling == Sampling(0.6, 20, 0.95, 0.0)
+    assert with_sampling(asked(model=str(file))).sampling == Sampling(0.6, 0, 0.95, 0.05)
+    written(plain, file, keys={"general.sampling.temp": 0.6, "general.sampling.penalty_repeat": 1.1})
+    with pytest.raises(UserError, match=r"set.gguf' has repetition_penalty=1.1"):
+        with_sampling(asked(model=str(file)))
     with pytest.raises(UserError, match=r"'.*plain.gguf' has no key general.sampling.temp; give `--temperature`"):
         with_sampling(asked(model=str(plain)))
 
@@ -136,10 +139,10 @@ def test_the_names_and_the_defaults_are_transformers() -> None:
 def test_a_run_is_drawn_by_the_filters_and_a_resumed_one_stays_so(model: Callable[..., str], tmp_path: Path) -> None:
     """Tokens of an arm that claims to be lossless are those of plain decoding, and not those without filters."""
 
-    def tokens(name: str, plan: Plan, blocks: int | None = None) -> list[list[list[int]]]:
+    def tokens(name: str, plan: Plan, *, stopped: bool = False) -> list[list[list[int]]]:
         run = begin_run(tmp_path / name, plan, ["mtbench", "run"])
         run.write_json("memory.json", {cell.cell: None for cell in plan.cells})
-        if blocks is not None:
+        if stopped:
             generate(run, Quiet(), Execution(time_budget_s=0.0))
         generate(run, Quiet())
         lines = [stored_lines(run, f"generations/{cell.cell}.jsonl") for cell in plan.cells]
@@ -149,5 +152,5 @@ def test_a_run_is_drawn_by_the_filters_and_a_resumed_one_stays_so(model: Callabl
     filtered = make_plan(asked(model=model(settings)))
     plain, drafted = tokens("filtered", filtered)
     assert plain == drafted
-    assert tokens("resumed", make_plan(asked(model=model(settings))), blocks=1) == [plain, drafted]
+    assert tokens("resumed", make_plan(asked(model=model(settings))), stopped=True) == [plain, drafted]
     assert plain != tokens("hot", make_plan(asked(model=model(settings), top_k=0, top_p=1.0)))[0]

@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,7 +28,7 @@ from mtbench.kernels import Norm
 from mtbench.measure import grades, judging_time, lossless_check, peak_memory, reading
 from mtbench.measure.judging_time import answers_due
 from mtbench.measure.model_pool import ModelPool
-from mtbench.measure.reading import Answer, Reading, with_noise
+from mtbench.measure.reading import Answer, Reading, judged
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
 from mtbench.models.whole_texts import FED_AT_ONCE
@@ -36,6 +37,7 @@ from mtbench.plan.formats import GenerationLine, ReadingLine, RescoringRecord
 from mtbench.plan.plan import Cell, Plan, RunRequest
 from mtbench.plan.run import Run
 from mtbench.records import dump
+from mtbench.sampling import GREEDY, Sampling
 
 PROMPTS = [[3], [5, 9, 1], [30, 31, 2, 7]]
 BUDGET = 12
@@ -305,18 +307,18 @@ def test_items_with_the_same_tokens_are_counted() -> None:
 def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> None:
     """At any temperature: none falls short by the dice that were thrown, and by others some do, in logits."""
     runner, seeds = ModelRunner(checkpoint), [5, 6, 7]
-    for temperature in (0.05, 1.5):
+    for sampling in (Sampling(0.05), Sampling(1.5), Sampling(0.7, top_p=0.9), Sampling(1.0, top_k=5, min_p=0.05)):
         said = decode_prompts(
-            METHODS["ar"](), ModelRunners("ar", {"ar": runner}), PROMPTS, BUDGET, temperature=temperature, seeds=seeds
+            METHODS["ar"](), ModelRunners("ar", {"ar": runner}), PROMPTS, BUDGET, **asdict(sampling), seeds=seeds
         )[0]
         for prompt, generation, seed in zip(PROMPTS, said, seeds, strict=True):
-            own = Answer(prompt, generation.token_ids, seed, temperature)
+            own = Answer(prompt, generation.token_ids, seed, sampling)
             for width in (FED_AT_ONCE, 4):
-                assert lossless_check.shortfalls(*Reading("", runner, width).forced_logits([own])[0]) == {}
-        others = own._replace(seed=99), own._replace(temperature=0.0)
-        (emitted, largest), (_, greedy) = Reading("", runner).forced_logits(others)
-        assert (largest - greedy).abs().max() < 20 * temperature  # logits, and noise of the size of the temperature
-        assert temperature < 1 or (largest > emitted).any()
+                assert lossless_check.shortfalls(Reading("", runner, width).forced_logits([own])[0][1]) == {}
+        others = own._replace(seed=99), own._replace(sampling=GREEDY)
+        (emitted, short), (greedy, _) = Reading("", runner).forced_logits(others)
+        assert (emitted - greedy).abs().max() < 20 * sampling.temperature  # noise of the size of the temperature
+        assert sampling.temperature < 0.5 or (short > 0).any()
 
 
 def test_products_in_bfloat16_sum_in_float32() -> None:
@@ -339,6 +341,6 @@ def test_a_judge_without_numbers_says_so(checkpoint: Checkpoint) -> None:
 @torch.inference_mode()
 def test_tokens_at_a_temperature_near_zero_are_judged_by_numbers() -> None:
     """Logits over the temperature exceed a float32; the shortfalls are those of greedy tokens."""
-    logits, answer = torch.randn(3, 40), Answer([1, 2], [5, 6, 7], 3, 1e-200)
-    noisy = with_noise(logits, answer, 0)
-    torch.testing.assert_close(noisy, logits)
+    logits, answer = torch.randn(3, 40), Answer([1, 2], [5, 6, 7], 3, Sampling(1e-200))
+    greedy = judged(logits, answer._replace(sampling=GREEDY), 0)
+    torch.testing.assert_close(judged(logits, answer, 0), greedy)

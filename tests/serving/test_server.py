@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method
 from mtbench.models.runner import ModelRunner
+from mtbench.sampling import Sampling
 from mtbench.serving import app, wire
 
 BUDGET = 20
@@ -131,6 +132,35 @@ def test_a_seed_decides_a_sampled_answer(mars_server: Running) -> None:
     assert text(1, 0.0) == text(2, 0.0)
 
 
+def test_a_batch_has_rows_of_any_sampling(reference: ModelRunner) -> None:
+    """Each answer is that of its request alone. What a request does not name is the server's; a top_k of -1 is none."""
+    own = Sampling(1.5, top_k=3)
+    bodies: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {},
+        {"top_k": -1},
+        {"top_k": 0, "top_p": 0.5},
+        {"temperature": 0.8, "top_k": -1, "min_p": 0.2},
+        {"top_k": 1},
+    ]
+    own_runner = ENGINES["graph"]().runner(reference.checkpoint)
+    with serving(replace(small_served(ar(), own_runner, rows=len(bodies)), sampling=own)) as running:
+
+        def ask(number: int) -> list[int]:
+            body = {"prompt": [3, 5], "max_tokens": BUDGET, "ignore_eos": True, "seed": number}
+            return list(running.complete(**body, **bodies[number], return_token_ids=True)["choices"][0]["token_ids"])
+
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            answers = list(pool.map(ask, range(len(bodies))))
+    for number, (body, answer) in enumerate(zip(bodies, answers, strict=True)):
+        settings = {**asdict(own), **body}
+        settings["top_k"] = max(settings["top_k"], 0)
+        [request] = requests_for([[3, 5]], BUDGET, seeds=[number])
+        [alone], _ = decode(ar(), on(reference), [request], ignore_eos=True, sampling=Sampling(**settings))
+        assert answer == alone.token_ids
+    assert len(set(map(tuple, answers))) > 3
+
+
 def test_openais_client_reads_chats_streams_and_errors(mars_server: Running) -> None:
     """The package `openai`, whole and streamed, with an option of the method in `extra_body`."""
     import openai  # takes a second in every process that collects tests
@@ -214,7 +244,9 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [  # a body, the status, t
     ({"tua": 0.5}, 400, "tua", "Unrecognized request argument supplied: tua"),
     ({"max_tokens": 0}, 400, "max_tokens", ""),
     ({"max_tokens": 4000}, 413, "prompt", "the prompt has 1, the answer 4000."),
-    ({"temperature": 1, "top_p": 0.9}, 400, "top_p", "top_p is not supported; 1 is allowed."),
+    ({"top_p": 0}, 400, "top_p", "top_p is wrong: Input should be greater than 0."),
+    ({"top_k": -2}, 400, "top_k", "top_k is wrong: Input should be greater than or equal to -1."),
+    ({"min_p": 1.0}, 400, "min_p", "min_p is wrong: Input should be less than 1."),
     ({"n": 2}, 400, "n", "n is not supported; 1 is allowed."),
     ({"tools": [{"a": 1}]}, 400, "tools", "tools is not supported; leave it out."),
     ({"prompt": [VOCABULARY]}, 400, "prompt", f"the token id {VOCABULARY}; ids are below {VOCABULARY}."),

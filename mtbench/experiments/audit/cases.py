@@ -75,6 +75,10 @@ class Case:
         """Return the indices of a side's tokens that are off."""
         return [int(i) for i, short in self.of(letter).short.items() if short > self.arms.noise]
 
+    def outside(self, letter: Letter) -> list[int]:
+        """Return the indices of a side's tokens that the filters of its plan remove, beyond rounding."""
+        return [int(i) for i, distance in self.of(letter).outside.items() if distance > self.arms.noise]
+
     def short(self, letter: Letter, index: int) -> float:
         """Return the shortfall of a side's token."""
         return self.of(letter).short.get(str(index), 0.0)

@@ -5,6 +5,7 @@ tokens of a forward are drafts. Without such data, tokens beyond rounding are no
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import accumulate
 from statistics import median
 from typing import NamedTuple
@@ -22,10 +23,11 @@ CLASSES = {
     "near-tie": "All tokens are within the noise: rounding chose between them.",
     "template/tokenizer": "The prompts, or the same text, have other tokens.",
     "stop/budget": "One answer ends earlier, by another rule.",
-    "sampling": "The plans have another temperature, or the tokens are drawn by random numbers that are not stored.",
+    "sampling": "The plans have other sampling, or the tokens are drawn by random numbers that are not stored.",
     "weights": "The checkpoints have other values.",
     "metric": "The same tokens or question, scored or asked in another way.",
     "lossy": "The arm accepts such drafts by design, and does not claim to be lossless.",
+    "filter fault": "A token was drawn that the plan's top-k, top-p or min-p removes.",
     "acceptance fault": "A draft was accepted that is not the model's choice.",
     "not judged": "An answer or its prompt is not, or not all, stored.",
     UNEXPLAINED: "Tokens are further below the model's choice than rounding explains, and no stored data say why.",
@@ -158,16 +160,17 @@ def _broken(case: Case) -> Cause | None:
 
 
 def _within(case: Case) -> Cause | None:
-    """Tokens that rounding explains, or choices at the temperatures of two plans."""
-    arms, hot = case.arms, [case.arms.a.temperature, case.arms.b.temperature]
+    """Tokens that rounding explains, or choices by the sampling of two plans."""
+    arms, both = case.arms, [asdict(case.arms.a.sampling), asdict(case.arms.b.sampling)]
     if case.judged is None:
         return Cause("not judged", "no side has the prompt", fault=True)
     if any(case.off(letter) for letter in LETTERS):
         return None
     first = max(case.short(letter, case.judged.first) for letter in LETTERS)
     here = f"the first two that differ are within {first:.2g} of the largest logit"
-    if hot[0] != hot[1]:
-        why = f"temperature {hot[0]:g} and {hot[1]:g}: each side's tokens are the model's choices at its own"
+    if both[0] != both[1]:
+        others = [f"{name} {one:g} and {both[1][name]:g}" for name, one in both[0].items() if one != both[1][name]]
+        why = f"{listed(others)}: each side's tokens are the model's choices at its own"
         return Cause("sampling", why, here)
     return Cause("near-tie", f"all tokens are within the noise of {arms.noise:.2g} of the largest logit", here)
 
@@ -182,11 +185,22 @@ PAIR = (_few_shot, _earlier, _template, _same, _lacking, _stop, _within, _checkp
 # --- Of a side with tokens that are off -------------------------------------------------------------------------------
 
 
+def _outside(case: Case, letter: Letter) -> Cause | None:
+    """A token that the filters remove, whichever random numbers drew it."""
+    arms, side = case.arms, case.arms.side(letter)
+    those = [(of, index) for of in arms.cases for index in of.outside(letter)]
+    if not case.outside(letter) or (side.ours and side.claims == "lossy"):
+        return None
+    most = max(of.of(letter).outside[str(index)] for of, index in those)
+    why = f"{counted(len(those), 'token')} of those that its plan removes, {side.sampling}"
+    return Cause("filter fault", f"{why}; {most:.2g} beyond the limit at most", _forward(case, letter), fault=True)
+
+
 def _drawn(case: Case, letter: Letter) -> Cause | None:
     side = case.arms.side(letter)
-    if not side.temperature or (side.ours and side.claims != "distribution"):
+    if not side.sampling.temperature or (side.ours and side.claims != "distribution"):
         return None
-    return Cause("sampling", f"drawn at temperature {side.temperature:g} by random numbers that are not stored")
+    return Cause("sampling", f"drawn at {side.sampling} by random numbers that are not stored")
 
 
 def _accepted(case: Case, letter: Letter) -> Cause | None:
@@ -243,7 +257,7 @@ def _unexplained(case: Case, letter: Letter) -> Cause:
     shorts = sorted(of.short(letter, index) for of, index in off)
     first, index = min(off, key=lambda of: of[1])
     answers, every = len({of.item for of, _ in off}), counted(len(arms.cases), "answer")
-    plan = "" if side.texts else f"; its plan has temperature {side.temperature:g}"
+    plan = "" if side.texts else f"; its plan: {side.sampling}"
     why = (
         f"{len(off)} of {arms.judged(letter)} judged tokens are off, in {answers} of {every}, from token {index} "
         f"(position {len(first.answer(letter).prompt or ()) + index}) on; {median(shorts):.2g} below the choice "
@@ -258,7 +272,7 @@ def _unexplained(case: Case, letter: Letter) -> Cause:
     return Cause(UNEXPLAINED, why, _forward(case, letter), fault=True)
 
 
-SIDE: tuple[Callable[[Case, Letter], Cause | None], ...] = (_drawn, _accepted, _unexplained)
+SIDE: tuple[Callable[[Case, Letter], Cause | None], ...] = (_outside, _drawn, _accepted, _unexplained)
 
 
 def name(case: Case) -> Cause:

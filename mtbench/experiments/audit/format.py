@@ -1,7 +1,8 @@
 """The files of an audit as records: a line of judged.jsonl for each differing answer, and audit.json.
 
 Shortfalls are distances of a token's logit below the largest at its position; with a temperature, of logits with the
-sampling noise of the answer's seed. Indices of tokens count from the first token of the answer, 0.
+sampling noise of the answer's seed; with top-k, top-p or min-p, also of its logit from their limits. Indices of tokens
+count from the first token of the answer, 0.
 """
 
 from typing import Annotated
@@ -20,6 +21,9 @@ class SideJudged(Record):
     text: str = Field(description="text of the first of them")
     probabilities: list[Share] = Field(description="probability of each, at the temperature of the answer or at 1")
     short: dict[str, StoredQuantity] = Field(description="by index, the shortfall of each that is no choice")
+    outside: dict[str, StoredQuantity] = Field(
+        default_factory=dict, description="by index, how far a filter's limit must move to keep each that it removes"
+    )
     endless: StoredQuantity | None = Field(description="largest shortfall without end tokens; null: all are choices")
 
 

@@ -6,7 +6,6 @@ the two answers share prompt and tokens up to the first difference.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +20,7 @@ from mtbench.experiments.audit.request import AuditRequest
 from mtbench.experiments.audit.sides import Pair, Side, SideAnswer
 from mtbench.measure.lossless_check import COARSE
 from mtbench.measure.model_pool import ModelPool, use_threads
-from mtbench.measure.reading import Answer, judged_logits, with_noise
+from mtbench.measure.reading import Answer, judged, judged_logits
 from mtbench.models.families import locate
 from mtbench.models.loading import Inspected, inspect
 from mtbench.models.runner import ModelRunner
@@ -32,6 +31,7 @@ from mtbench.statistics import EXACT_EPSILON
 TAIL = 64  # tokens of each side that are judged
 WIDTHS = 256, 16  # positions of one forward, where noise is measured
 UNSURE = 1.0  # distance of the two best logits below which a place is unsure
+FARTHEST = 1e30  # of a token that cannot be emitted
 PLACES = 256  # unsure places at which noise is measured: the standard error of its spread is about 5 %
 
 
@@ -93,18 +93,20 @@ class Judge:
             return NOT_JUDGED
         logits = torch.cat([*parts])
         emitted = torch.tensor(answer.tokens, device=logits.device)[:, None]
-        short = shortfalls(with_noise(logits, answer, 0), emitted)
-        hot = logits.double() / (answer.temperature or 1.0)
+        of = judged(logits, answer, 0)
+        short = _by_index(of.short, first)
+        hot = logits.double() / (answer.sampling.temperature or 1.0)
         log_p = hot.gather(1, emitted)[:, 0] - hot.logsumexp(1)
         endless = None
-        if float(short.max()) > EXACT_EPSILON["float32"]:
+        if max(short.values(), default=0.0) > EXACT_EPSILON["float32"]:
             ends = torch.tensor(self.checkpoint.end_ids, device=logits.device)
             without = logits.index_fill(-1, ends, float("-inf"))
-            endless = _finite(shortfalls(with_noise(without, answer, 0), emitted).max())
+            endless = max(_by_index(judged(without, answer, 0).short).values(), default=0.0)
         return SideJudged(
             text=self.checkpoint.tokenizer.decode(answer.tokens[:1]),
             probabilities=[round(p, 9) for p in log_p.exp().clamp(max=1).tolist()],
-            short={str(first + i): round(s, 9) for i, s in enumerate(map(_finite, short)) if s > 0},
+            short=short,
+            outside=_by_index(of.outside, first),
             endless=endless,
         )
 
@@ -136,14 +138,10 @@ def answer_of(side: Side, answer: SideAnswer, first: int) -> Answer:
     """Return the judged part of an answer: `TAIL` tokens from the first difference on; those before are its prompt."""
     assert answer.prompt is not None, "an answer without its prompt is not judged"
     before = [*answer.prompt, *answer.tokens[:first]]
-    return Answer(before, answer.tokens[first : first + TAIL], answer.seed, side.temperature)
+    return Answer(before, answer.tokens[first : first + TAIL], answer.seed, side.sampling)
 
 
-def shortfalls(logits: Tensor, emitted: Tensor) -> Tensor:
-    """Return how far the logits of tokens (n, 1) lie below the largest of logits (n, V), (n,); ∞ where one is NaN."""
-    return (logits.amax(1) - logits.gather(1, emitted)[:, 0]).nan_to_num(nan=math.inf, posinf=math.inf)
-
-
-def _finite(value: Tensor | float) -> float:
-    """Return a number that JSON has: a token that cannot be emitted is infinitely far off."""
-    return min(float(value), 1e30)
+def _by_index(distances: Tensor, first: int = 0) -> dict[str, float]:
+    """Return the distances above 0 by index, of tokens from `first` on. JSON has no infinite number, nor NaN."""
+    finite = distances.nan_to_num(nan=FARTHEST, posinf=FARTHEST).tolist()
+    return {str(first + i): round(min(distance, FARTHEST), 9) for i, distance in enumerate(finite) if distance > 0}

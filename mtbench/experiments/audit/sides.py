@@ -22,6 +22,7 @@ from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.prompts import open_plan
 from mtbench.plan.run import Run
 from mtbench.results.answers import Prompt
+from mtbench.sampling import GREEDY, Sampling
 from mtbench.statistics import EXACT_EPSILON
 
 
@@ -56,7 +57,7 @@ class Side:
     dtype: str | None = None
     engine: str | None = None  # None: not ours and not known
     batch_size: int | None = None
-    temperature: float = 0.0
+    sampling: Sampling = GREEDY
     claims: str = "lossless"
     plain: bool | None = None  # reference decoding; None: not known
     ours: bool = False  # decoded by mtbench's own loop
@@ -170,7 +171,7 @@ def _side(run: Run, plan: Plan, cell: Cell, dtype: str | None, scores: Mapping[s
         dtype=plan.request.dtype if dtype is None else dtype,
         engine=cell.engine,
         batch_size=cell.batch_size,
-        temperature=plan.request.temperature,
+        sampling=plan.request.sampling,
         claims=cell.claims,
         plain=method.reference,
         ours=not method.outside and not is_served(cell.engine),

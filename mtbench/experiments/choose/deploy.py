@@ -5,9 +5,11 @@ First that of the race's own engine, which was run. Those of other engines were 
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import NamedTuple
 
 from mtbench import plugins
+from mtbench.clients.openai_wire import drawn
 from mtbench.clients.serving_engine import ServingEngine, Setting
 from mtbench.decoding.arms import is_served
 from mtbench.decoding.method import Method
@@ -22,8 +24,10 @@ from mtbench.plan.plan import Cell, Plan
 from mtbench.plan.request import RunRequest
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.format import ResultCell
+from mtbench.sampling import GREEDY, Sampling
 from mtbench.serving.engine import MtbenchServe
 
+DRAWN = "Send {fields} with each request: its server has other defaults."
 LIMITS = "As in the race, it takes {rows} at a time, of up to {room:,} tokens each with its answer."
 Commands = dict[str, tuple[str, str]]  # engine -> a command, and the engine's differences, in sentences
 
@@ -59,7 +63,8 @@ def deployment(
             group = (rec.suite, rec.batch_size, rec.batching)
             [result] = [r for r in results if r.arm == arm and (r.suite, r.batch_size, r.batching) == group]
             cell = plan.cell(result.cell)
-            of_arm, in_engines = of_arms.setdefault(arm, {}), placed(cell, result.positions_fed_per_forward)
+            of_arm = of_arms.setdefault(arm, {})
+            in_engines = placed(cell, result.positions_fed_per_forward, plan.request.sampling)
             room = plan.suite(cell.suite).room
             limits = LIMITS.format(rows=counted(cell.batch_size, "request"), room=room)
             if is_served(cell.engine):
@@ -79,7 +84,7 @@ def deployment(
 def _serve(cell: Cell, dtype: str | None, request: RunRequest, room: int) -> str:
     """Return the command of `mtbench serve` for an arm that decoded in mtbench's own loop. room: positions."""
     options = cell.arm.rpartition("@")[0]
-    given = request.model_dump(include={"checkpoint", "device"}, exclude_defaults=True)
+    given = request.model_dump(include={"checkpoint", "device", *asdict(GREEDY)}, exclude_defaults=True)
     source = ("--family", cell.family) if request.model is None else ("--model", families.absolute(request.model))
     method = f"{options}{',' if ':' in options else ':'}on={cell.on},engine={cell.engine}"
     files = [word for file in plugins.loaded() for word in ("--plugin", file.path)]
@@ -92,8 +97,8 @@ def _serve(cell: Cell, dtype: str | None, request: RunRequest, room: int) -> str
     )
 
 
-def placed(cell: Cell, positions: float | None) -> dict[str, Placed]:
-    """Return an arm in every engine that has its method with its options, by the engine's title.
+def placed(cell: Cell, positions: float | None, sampling: Sampling = GREEDY) -> dict[str, Placed]:
+    """Return an arm in every engine that has its method with its options, and the sampling's filters, by its title.
 
     `positions`: that the arm fed per forward; None: unknown. The fixed width nearest to it, or the smallest one, takes
     the place of a width `auto`.
@@ -111,8 +116,14 @@ def placed(cell: Cell, positions: float | None) -> dict[str, Placed]:
     for name in SERVING_ENGINES:
         engine: ServingEngine = SERVING_ENGINES[name]()
         shown = cell.engine == name or (engine.start and not method.served_only)
-        if shown and not isinstance(setting := engine.setting(fixed, drafts), str):
-            engines[engine.title] = Placed(engine, model, setting, note)
+        setting = engine.setting(fixed, drafts)
+        if not shown or isinstance(setting, str) or engine.lacking(setting, sampling) is not None:
+            continue
+        if sampling.temperature:
+            other = engine.other_filtering(setting, sampling)
+            fields = ", ".join(f"{name}={value:g}" for name, value in drawn(sampling).items())
+            setting = setting.but(f"{other}. " * bool(other) + DRAWN.format(fields=fields))
+        engines[engine.title] = Placed(engine, model, setting, note)
     return engines
 
 
