@@ -38,6 +38,7 @@ from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.decoding.request import Request
 
 AMONG_TEN = "A probability is that among the draft's ten likeliest tokens."
+SAMPLERS = ["temperature", *ServingEngine.filters]  # they run in this order, and no other does
 CACHE_TYPES = ("--cache-type-k", "--cache-type-v", "--spec-draft-type-k", "--spec-draft-type-v")
 CACHES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # its names of the types
 # Read in common/speculative.cpp of November 2026. The number of layers is the file's `nextn_predict_layers`.
@@ -187,7 +188,7 @@ class LlamaCpp(ServingEngine):
     overridable = ("--threads", "--threads-batch", "--flash-attn", *CACHE_TYPES)
     same_output = ("threads", "threads-batch", "batch-size", "ubatch-size")
     start_s = 3.0
-    fields: ClassVar[Mapping[str, Any]] = {"cache_prompt": False}
+    fields: ClassVar[Mapping[str, Any]] = {"cache_prompt": False, "samplers": SAMPLERS}
     choices = (f"native:drafts={'|'.join(OWN)}",)
     methods: ClassVar[Table] = {
         "ar": lambda method, drafts: Setting(""),
@@ -233,7 +234,7 @@ class LlamaCpp(ServingEngine):
                 "n_predict": request.max_new_tokens,
                 **drawn(request.sampling),
                 "seed": request.seed % 2**32,
-                "samplers": ["temperature", *self.filters],  # they run in this order, and no other does
+                "samplers": SAMPLERS,
                 "ignore_eos": ignore_eos,
                 "stop": list(request.stop),
                 "cache_prompt": request.cache is not None and not request.begins,

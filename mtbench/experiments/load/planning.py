@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from mtbench.clients.openai_client import ServerError
-from mtbench.clients.openai_wire import text_for
+from mtbench.clients.openai_wire import drawn, text_for
 from mtbench.decoding.arms import ENGINES, Arm, is_served, parse_arms, safe
 from mtbench.decoding.registry import METHODS, SERVING_ENGINES, plain_decoding
 from mtbench.errors import UserError
@@ -146,8 +146,7 @@ def sampling_fields(request: LoadRequest, seed: int) -> dict[str, Any]:
 
     A greedy one needs the temperature only.
     """
-    filters = {"top_p": request.top_p, "top_k": request.top_k or -1, "min_p": request.min_p, "seed": seed}
-    return {"temperature": request.temperature, **filters} if request.temperature else {"temperature": 0}
+    return {**drawn(request.sampling), "seed": seed} if request.temperature else {"temperature": 0}
 
 
 def started_at(request: LoadRequest, level: float) -> int:
