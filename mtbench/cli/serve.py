@@ -54,8 +54,9 @@ def serve(
 ) -> None:
     """Serve one method by OpenAI's API, to measure it as a service.
 
-    Answers /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics. A request is
-    sampled as these options say, where it does not say it, and may set an option of the method, such as {"tau": 0.8}.
+    Answers /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics. The options of
+    sampling hold for requests without their own fields. A request may set an option of the method,
+    such as {"tau": 0.8}.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f"`mtbench serve` needs {', '.join(missing)}; run `pip install {' '.join(missing)}`.")

@@ -56,7 +56,6 @@ def _body(request: Request, model: str, prompt: str | list[int]) -> dict[str, An
         "max_tokens": request.max_new_tokens,
         "stream_options": {"include_usage": True},
         "temperature": request.sampling.temperature,
-        "top_p": request.sampling.top_p,
         "presence_penalty": 0,
         "frequency_penalty": 0,
     }

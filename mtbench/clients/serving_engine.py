@@ -143,7 +143,8 @@ class ServingEngine(EngineInstallation):
         """Return in a sentence which filter of a sampling its server lacks with a setting; None: it has all."""
         missing = [name for name in _used(sampling) if name not in self.filters_with(setting)]
         drafting = f" with {setting.name}" if setting.name else ""
-        return f"{self.title} has no {missing[0]}{drafting}: leave that out." if missing else None
+        off = f"--{missing[0].replace('_', '-')} {getattr(GREEDY, missing[0]):g}" if missing else ""
+        return f"{self.title} has no {missing[0]}{drafting}: give `{off}`, or leave that out." if missing else None
 
     def other_filtering(self, setting: Setting, sampling: Sampling) -> str:
         """Return how its server filters tokens in another way than `sampling.filtered`; empty: alike.

@@ -61,7 +61,7 @@ class VerifiedMethod(Method):
     ahead: int  # K
     verify: Verify
     confidence: float
-    filter_draft: bool
+    filter_draft: bool = False
 
     @property
     def claims(self) -> Claims:

@@ -70,7 +70,7 @@ def _settings(table: Published, request: ReproduceRequest) -> RunRequest:
         "limit": table.plan.limit,
         "rounds": table.plan.rounds,
         "max_new_tokens": table.setup.max_new_tokens,
-        **({} if "sampling_source" in given else table.plan.of_sampling),
+        **({} if given.get("sampling_source") == "model" else table.plan.of_sampling),
         "chat_template_kwargs": table.plan.chat_template_kwargs,
         "protocol": PAPER,
     }

@@ -142,7 +142,7 @@ class Lineup:
                 "leave that `--method` or `--simulate-acceptance` out."
             )
         if request.temperature and not METHODS[arm.method].draws:
-            raise UserError(f"{str(arm)!r} decodes greedily; leave that `--method` or `--temperature` out.")
+            raise UserError(f"{str(arm)!r} decodes greedily; leave that `--method` out, or give `--temperature 0`.")
         self._passed.add(str(arm))
 
 

@@ -74,7 +74,7 @@ def make_plan(
     this machine decodes the plan; False: that which decodes it decides what `--dtype auto` means.
     """
     _refuse_contradictions(request)
-    request = with_sampling(request)
+    request = request if lineup else with_sampling(request)
     text, variables = request.simulate_acceptance, request.chat_template_kwargs
     acceptance = None if text is None else AcceptanceFile.read(text, variables) or Acceptance.of(text)
     inspections = Inspections(offline=request.offline)
@@ -198,11 +198,8 @@ class _GroupPlanner:
             )
         if claims == "lossless" and self.request.temperature and (setting is not None or method.outside):
             # Its random numbers are its own.
-            unbiased = method.outside or (isinstance(setting, Setting) and setting.unbiased)
-            claims = "distribution" if unbiased else "lossy"
-            flags += [OTHER_RULE] if claims == "lossy" else []
-        if isinstance(setting, Setting):
-            flags += filter(None, [SERVING_ENGINES[str(arm.engine)]().other_filtering(setting, self.request.sampling)])
+            claims, others_law = self._law(arm, method, setting)
+            flags += others_law
         flags += [LEARNS] if learns else []
         lossless_reference = reference_arm(arm, claims, arms)
         if others := other_tokens(arm, arms, self.request.dtype):
@@ -242,6 +239,14 @@ class _GroupPlanner:
             alternative=arm.alternative,
             revision=getattr(entrant.target.config, "_commit_hash", None),
         )
+
+    def _law(self, arm: Arm, method: Method, setting: Setting | str | None) -> tuple[Claims, list[str]]:
+        """Return what a sampled arm of another loop claims, with flags: another order of filters is another law."""
+        if not isinstance(setting, Setting):
+            return ("distribution" if method.outside else "lossy"), []
+        filtering = SERVING_ENGINES[str(arm.engine)]().other_filtering(setting, self.request.sampling)
+        flags = [*filter(None, [filtering]), *([] if setting.unbiased else [OTHER_RULE])]
+        return ("lossy" if flags else "distribution"), flags
 
     def _refuse_short_prompts(self, arm: Arm, block: int) -> None:
         first_turns = [item for item in self.suite.items if item.follows is None]

@@ -216,8 +216,11 @@ class Rescoring:
             if prompts:
                 prompt, tokens = prompt[:1], [*prompt[1:], *tokens]
             answer = Answer(prompt, tokens, self.plan.item_seed(i), self.pool.sampling)
+            sampled = astuple(answer.sampling)[
+                : 4 if answer.sampling.filters else 1
+            ]  # as releases before filters wrote it
             read_by = [type(reading.model).__name__, reading.name, reading.width, reading.logits]
-            text = json.dumps([*read_by, prompt, tokens, answer.seed, *astuple(answer.sampling)])
+            text = json.dumps([*read_by, prompt, tokens, answer.seed, *sampled])
             keys.append(hashlib.sha256(text.encode()).hexdigest())
             if keys[-1] not in self._read:
                 due[keys[-1]] = i, answer

@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from mtbench import files
 from mtbench.errors import UnreadableCheckpoint, UserError, first_line
 
+GENERATION = "generation_config.json"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-SETTINGS = (CONFIG, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+SETTINGS = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja")
 # What to copy of a checkpoint: safetensors (pickled weights could run code), tokenizer, configuration, training record,
 # licence.

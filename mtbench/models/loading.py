@@ -24,7 +24,7 @@ from mtbench.errors import UserError
 from mtbench.models import gguf
 from mtbench.models.architectures import attention_of
 from mtbench.models.attention import OWN
-from mtbench.models.checkpoint_files import CONFIG, Shapes, check_settings, stored_shapes
+from mtbench.models.checkpoint_files import CONFIG, GENERATION, Shapes, check_settings, stored_shapes
 from mtbench.models.configuration import explained, load_config, max_positions, refuse_unreadable, refuse_unserved
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, path_of, read_training_record
 
@@ -353,8 +353,10 @@ def _generation_settings(source: str, config: Any, offline: bool) -> tuple[Gener
             header = gguf.header(source)
             return GenerationConfig(eos_token_id=header.end_ids, **header.sampling), Path(source).name
         try:
-            return GenerationConfig.from_pretrained(source, local_files_only=offline), "generation_config.json"
-        except OSError:  # there is no such file
+            return GenerationConfig.from_pretrained(source, local_files_only=offline), GENERATION
+        except OSError:
+            if (Path(source) / GENERATION).exists():  # it cannot be read
+                raise
             return GenerationConfig.from_model_config(config), CONFIG
 
 

@@ -199,8 +199,8 @@ MinP = Annotated[
 SamplingSource = Annotated[
     Literal["own", "model"],
     option(
-        "own, or model: what no option here says is that of the checkpoint's generation_config.json, as transformers "
-        "reads it: greedy without do_sample.",
+        "own: the options given; model: the others are read from the checkpoint's generation_config.json or GGUF file, "
+        "as transformers reads it: greedy without do_sample.",
         DECODING,
         flags=("--sampling",),
     ),

@@ -185,8 +185,9 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
         "speed_margin": f"{100 * results.statistics.speed_margin:g}%",
         "max_loss": f"{results.statistics.max_loss:g} points",
         "choice": choice,
-        "disabled": "apply, but for those that the command names," * (drawn.sampling_source == "model")
-        or "(repetition_penalty, temperature and the like) are disabled",
+        "disabled": "apply, but for those that the command names,"
+        if drawn.sampling_source == "model" and drawn.temperature
+        else "(repetition_penalty, temperature and the like) are disabled",
     }
     return [(heading, note.format(**values)) for heading, note in NOTES.items()]
 

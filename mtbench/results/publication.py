@@ -257,6 +257,8 @@ class _Comparison:
             yield f"{left_out} items left out, which cannot be scored here"
         if result.max_new_tokens != most:
             yield f"{result.max_new_tokens} new tokens, theirs {most}"
+        if self.plan.request.sampling != self.table.plan.sampling:
+            yield f"{self.plan.request.sampling}, theirs {self.table.plan.sampling}"
         if result.simulated is not None:
             yield "simulated"
         if quantity in ("speedup", "tokens_per_forward") and self.plan.request.protocol != PAPER:

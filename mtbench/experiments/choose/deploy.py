@@ -3,6 +3,7 @@
 First that of the race's own engine, which was run. Those of other engines were not run.
 """
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -121,7 +122,8 @@ def placed(cell: Cell, positions: float | None, sampling: Sampling = GREEDY) -> 
             continue
         if sampling.temperature:
             other = engine.other_filtering(setting, sampling)
-            fields = ", ".join(f"{name}={value:g}" for name, value in drawn(sampling).items())
+            sent = {**drawn(sampling), **engine.fields}
+            fields = ", ".join(f"{name}={json.dumps(value)}" for name, value in sent.items())
             setting = setting.but(f"{other}. " * bool(other) + DRAWN.format(fields=fields))
         engines[engine.title] = Placed(engine, model, setting, note)
     return engines

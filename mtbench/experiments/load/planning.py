@@ -51,14 +51,11 @@ def plan(request: LoadRequest) -> LoadPlan:
             "`--url NAME=URL`."
         )
     _refuse_prefix_cache(request, chosen)
-    names = [arm.name for arm in chosen]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"two arms have the name {name!r}; give each arm once.")
+    _refuse_same_names([arm.name for arm in chosen])
     _refuse_levels(request)
     needed = request.rounds * max(started_at(request, level) for level in request.levels)
-    asked = run_request(request, min(needed, request.limit or needed))
-    asked = with_sampling(asked, request.method or plain_decoding()[:1])
+    limited = run_request(request, min(needed, request.limit or needed))
+    asked = with_sampling(limited, request.method or plain_decoding()[:1])
     opened = open_suites(asked)
     lineup = Lineup(family_of(asked, request.suite), asked, arms)
     planned = make_plan(asked, opened, lineup, here=any(arm.url is None for arm in chosen))
@@ -91,6 +88,12 @@ def plan(request: LoadRequest) -> LoadPlan:
         unit="request" if len(conversations) == len(suite_plan.items) else "conversation",
         plugins=planned.plugins,
     )
+
+
+def _refuse_same_names(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two arms have the name {name!r}; give each arm once.")
 
 
 def _items(planned: SuitePlan, texts: Sequence[str], conversations: Sequence[list[int]]) -> list[LoadItem]:
@@ -146,7 +149,8 @@ def sampling_fields(request: LoadRequest, seed: int) -> dict[str, Any]:
 
     A greedy one needs the temperature only.
     """
-    return {**drawn(request.sampling), "seed": seed} if request.temperature else {"temperature": 0}
+    penalties = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    return {**drawn(request.sampling), **penalties, "seed": seed} if request.temperature else {"temperature": 0}
 
 
 def started_at(request: LoadRequest, level: float) -> int:
