@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from decoding_cases import (
-    BUDGET,
     BUDGETS,
     MANY,
     PROMPTS,
