@@ -150,7 +150,7 @@ def test_a_sampled_race_is_deployed_with_its_sampling() -> None:
     command = _serve(plan.cells[-1], None, plan.request, 64)
     assert "--temperature 0.7 --top-p 0.9" in command
     found = placed(plan.cells[-1], None, plan.request.sampling)
-    assert "Send temperature=0.7, top_k=-1, top_p=0.9, min_p=0 with each request" in found["vLLM"].command()[1]
+    assert "Send temperature=0.7, top_k=-1, top_p=0.9, min_p=0.0" in found["vLLM"].command()[1]
     assert "vLLM" not in placed(plan.cells[-1], None, Sampling(0.7, min_p=0.05))
 
 

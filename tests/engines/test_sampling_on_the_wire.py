@@ -80,7 +80,7 @@ def test_vllm_has_no_min_p_where_it_drafts() -> None:
     """It would answer such a request by an error."""
     vllm, drafting = SERVING_ENGINES["vllm"](), Setting("ngram")
     asked = Sampling(1.0, min_p=0.05)
-    assert vllm.lacking(drafting, asked) == "vLLM has no min_p with ngram: leave that out."
+    assert vllm.lacking(drafting, asked) == "vLLM has no min_p with ngram: give `--min-p 0`, or leave that out."
     assert vllm.lacking(PLAIN, asked) is None
     assert vllm.lacking(drafting, Sampling(0.0, min_p=0.05)) is None, "greedy decoding has no filters"
 

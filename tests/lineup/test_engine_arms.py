@@ -141,7 +141,7 @@ def test_another_order_of_filters_is_a_flag_and_a_missing_one_is_refused(monkeyp
     asked: dict[str, Any] = {"method": ["ar"], "engine": [TOOLBOX], "temperature": 1.0, "batch_size": [1]}
     [cell] = plan(**asked, top_p=0.9, min_p=0.05).cells
     assert "Toolbox filters by min_p, then top_p" in cell.flags
-    with pytest.raises(UserError, match="'ar@ar/toolbox': Toolbox has no top_k: leave that out"):
+    with pytest.raises(UserError, match="'ar@ar/toolbox': Toolbox has no top_k: give `--top-k 0`, or leave that out"):
         plan(**asked, top_k=5)
 
 

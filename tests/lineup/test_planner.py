@@ -273,7 +273,9 @@ def test_without_methods_a_family_meets_its_own_and_a_model_all_that_need_no_tra
     assert methods(model=model) == ours | {"hf-generate": "lossless"}
     assert methods(model=model, temperature=1.0) == ours | {"hf-generate": "distribution"}
     assert methods(family="tiny").keys() == {"ar", "mars"}
-    with pytest.raises(UserError, match="'openai@ar' decodes greedily; leave that `--method` or `--temperature` out"):
+    with pytest.raises(
+        UserError, match="'openai@ar' decodes greedily; leave that `--method` out, or give `--temperature 0`"
+    ):
         methods(model=model, temperature=1.0, method=("openai",))
 
 
