@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.serving_engine import Serving, ServingEngine, Setting
 from mtbench.programs.environments import MARKER
@@ -109,6 +111,18 @@ class Scripted(ServingEngine):
 def scripted_server(python: Path, log: Path, name: str = "ngram", **script: object) -> EngineServer:
     """A server of the scripted engine for one arm; `name`: the engine's own name of the method, empty: plain."""
     return EngineServer(Scripted(script), python, Serving("model", Setting(name), 2, 64, "float32", 1), "arm", log)
+
+
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that gets the arm of each server that is started."""
+    found, start = list[str](), EngineServer.start
+
+    def started(self: EngineServer) -> None:
+        found.append(self.arm)
+        start(self)
+
+    monkeypatch.setattr(EngineServer, "start", started)
+    return found
 
 
 def install(engine: type[ServingEngine], package: str, **script: object) -> None:

@@ -11,7 +11,7 @@ import torch
 from driver import Driver
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_engine import PLUGIN, Scripted, install
+from scripted_engine import PLUGIN, Scripted, begun, install
 from small import save_small
 from stored import stored_lines
 from typer.testing import CliRunner, Result
@@ -19,7 +19,7 @@ from whole import forget_plugin_files, whole_run
 
 from mtbench import plugins
 from mtbench.cli import main
-from mtbench.clients.engine_server import GIB, EngineServer
+from mtbench.clients.engine_server import GIB
 from mtbench.clients.serving_engine import Serving
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import UserError
@@ -64,18 +64,6 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def a_device(monkeypatch: pytest.MonkeyPatch, total_gib: float, free_gib: float | None = None) -> None:
     sizes = int(total_gib * GIB), int((total_gib if free_gib is None else free_gib) * GIB)
     monkeypatch.setattr(gpu_memory, "device_bytes", lambda device: sizes)
-
-
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list that gets the arm of each server that is started."""
-    found, start = list[str](), EngineServer.start
-
-    def started(self: EngineServer) -> None:
-        found.append(self.arm)
-        start(self)
-
-    monkeypatch.setattr(EngineServer, "start", started)
-    return found
 
 
 def planned(**asked: Any) -> Plan:

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_engine import PLUGIN, Scripted, install
+from scripted_engine import PLUGIN, Scripted, begun, install
 from stored import stored_lines
 from typer.testing import CliRunner, Result
 from whole import Quiet, forget_plugin_files
 
 from mtbench import plugins
 from mtbench.cli import main
-from mtbench.clients.engine_server import EngineServer
 from mtbench.clients.serving_engine import Serving
 from mtbench.decoding.registry import SERVING_ENGINES
 from mtbench.errors import INCOMPLETE, UserError
@@ -138,18 +137,6 @@ def blocks(run: Run) -> dict[str, int]:
     for cell in run.plan.cells:
         found[cell.arm] += len(run.timings[cell.cell])
     return dict(found)
-
-
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list that gets the arm of each server that is started."""
-    found, start = list[str](), EngineServer.start
-
-    def started(self: EngineServer) -> None:
-        found.append(self.arm)
-        start(self)
-
-    monkeypatch.setattr(EngineServer, "start", started)
-    return found
 
 
 def test_a_server_that_does_not_start_costs_its_own_start_only(
