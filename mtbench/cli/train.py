@@ -93,6 +93,12 @@ def recipe(
     ] = None,
     base: Annotated[str | None, option("Checkpoint to start from, in the place of the recipe's own.", TRAINED)] = None,
     data: Annotated[Sequence[str], option("Data in the place of the recipe's own. Repeatable.", TRAINED)] = (),
+    seeds: Annotated[
+        int | None, option("Train every stage with so many random seeds: NAME-1, NAME-2 …", TRAINED, ge=1, le=100)
+    ] = None,
+    flops: Annotated[
+        float | None, option("FLOPs of each training, in the place of a recipe's own.", TRAINED, ge=1)
+    ] = None,
     data_dir: common.DataDir = None,
     offline: common.Offline = False,
     dry_run: common.TrainingDryRun = False,
@@ -102,7 +108,7 @@ def recipe(
             raise UserError(f"--recipe {recipe} sets the objectives itself; leave out {ctx.invoked_subcommand!r}.")
         return
     from mtbench.training import recipe_runner
-    from mtbench.training.recipes import RECIPES, changed
+    from mtbench.training.recipes import RECIPES, changed, seeded
 
     if recipe is None and dry_run:
         raise UserError("--dry-run needs an objective or --recipe; see `mtbench train --help`.")
@@ -111,7 +117,11 @@ def recipe(
         raise typer.Exit(MISTAKE)
     if recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES, "mtbench train --help")
-    stages = changed(RECIPES[recipe], base, tuple(data))
+    stages = changed(RECIPES[recipe], base, tuple(data), flops)
+    if flops is not None and not any(stage.settings.flops for stage in stages):
+        raise UserError(f"recipe {recipe} has no trainings by FLOPs; leave out --flops.")
+    if seeds is not None:
+        stages = seeded(stages, seeds)
     folder = out_folder or Path("checkpoints") / recipe
     workers = workers or recipe_runner.default_workers()
     session = ["--data-dir", data_dir] if data_dir else []

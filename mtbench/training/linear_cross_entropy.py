@@ -95,6 +95,17 @@ def linear_cross_entropy(
     return total, parts
 
 
+@torch.no_grad()
+def top_tokens(hidden: Tensor, head: Tensor) -> Tensor:
+    """Return the likeliest token of each prediction, (N,). hidden (N, H), head (V, H)."""
+    device_type = hidden.device.type
+    if torch.is_autocast_enabled(device_type):
+        hidden = hidden.to(torch.get_autocast_dtype(device_type))
+    with torch.autocast(device_type, enabled=False):
+        found = [(hidden[part] @ head.to(hidden.dtype).T).argmax(1) for part in chunks(len(hidden), len(head))]
+    return torch.cat([torch.empty(0, dtype=torch.long, device=hidden.device), *found])
+
+
 def chunks(predictions: int, vocabulary: int) -> Iterator[slice]:
     """Yield slices of the predictions whose logits fit into a chunk."""
     step = max(1, CHUNK // vocabulary)

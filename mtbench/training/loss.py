@@ -74,8 +74,11 @@ def attach_loss(model: Model, objective: Objective, teacher: Model | None = None
     def forward(model: Model, **tensors: Tensor) -> dict[str, Tensor]:
         batch = Packed(**tensors)
         states = target_states(model, batch, objective.taps(model))
-        vocabulary = len(model.get_output_embeddings().weight)
-        total, parts = objective.losses(model, states, batch, teacher_output(teacher, batch, vocabulary))
+        taught = None
+        if teacher is not None:
+            vocabulary = len(model.get_output_embeddings().weight)
+            taught = teacher_output(teacher, objective.read_by_teacher(model, states, batch), vocabulary)
+        total, parts = objective.losses(model, states, batch, taught)
         outputs = {"loss": total, "parts": parts}
         if not model.training:
             outputs |= score_predictions(objective, model, states, batch)._asdict()
@@ -84,9 +87,7 @@ def attach_loss(model: Model, objective: Objective, teacher: Model | None = None
     model.forward = MethodType(forward, model)
 
 
-def teacher_output(teacher: Model | None, batch: Packed, vocabulary: int | None = None) -> TeacherOutput | None:
+def teacher_output(teacher: Model, batch: Packed, vocabulary: int | None = None) -> TeacherOutput:
     """Return a teacher's hidden states of the predictions, and its head, cut to the student's vocabulary."""
-    if teacher is None:
-        return None
     with torch.no_grad():
         return target_states(teacher, batch).predicting, teacher.get_output_embeddings().weight[:vocabulary]

@@ -64,7 +64,7 @@ def refuse_mask_in_text(base: Inspected, tokens: torch.Tensor) -> None:
 def grow_embedding(model: Any, mask_id: int) -> None:
     """Add the row of the mask token to a model's embedding and LM head. New rows are the mean of the others."""
     before = model.get_input_embeddings().weight.shape[0]
-    rows = math.ceil((mask_id + 1) / ROWS) * ROWS
+    rows = max(before, math.ceil((mask_id + 1) / ROWS) * ROWS)
     model.resize_token_embeddings(rows, mean_resizing=False)
     with torch.no_grad():
         for weight in {model.get_input_embeddings().weight, model.get_output_embeddings().weight}:

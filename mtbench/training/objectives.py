@@ -74,6 +74,7 @@ class Objective:
     panel: ClassVar[str] = OBJECTIVE  # of its options, in `--help`
     needs_mask: ClassVar[bool] = False
     freezes_model: ClassVar[bool] = False  # only added modules learn
+    taught_by_base: ClassVar[bool] = False  # its teacher is the base as it was, if no other is named
     stored: ClassVar[Stored] = "beside"
     role: ClassVar[str]  # role of its checkpoints in a family
 
@@ -116,6 +117,10 @@ class Objective:
     ) -> Iterator[HeadInput]:
         """Yield the input of each head for all predictions."""
         yield HeadInput(slice(None), states.predicting, model.get_output_embeddings().weight, teacher)
+
+    def read_by_teacher(self, model: Model, states: TargetStates, batch: Packed) -> Packed:
+        """Return the batch that a teacher reads, given the model's own states: here the same."""
+        return batch
 
     def losses(self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None = None) -> Losses:
         """Return the loss of a batch: the cross-entropy of every head's predictions."""

@@ -103,6 +103,12 @@ class Packed(NamedTuple):
     weight: Tensor  # (N, P)
     ahead: Tensor  # (N,)
 
+    @property
+    def pairs(self) -> Tensor:
+        """The query-key pairs that attend, without padding, (): the work of one attention head."""
+        noisy = (self.reach + 1 - self.context) * (self.segment != 0)
+        return ((self.context + noisy) * (self.document != PADDING)).sum()
+
 
 def pack(rows: Sequence[Sequence[TrainingSequence]], length: int, parts: int) -> Packed:
     """Put sequences into rows of `length` tokens each, for a loss of `parts` parts.

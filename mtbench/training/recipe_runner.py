@@ -49,7 +49,7 @@ def arguments(stage: Stage, stages: Sequence[Stage], folder: Path) -> list[str]:
     made = {other.name: str(output(other, folder)) for other in stages if other.name in needs(stage, stages)}
     sources = [("base", stage.base), ("teacher", stage.teacher), *(("data", data) for data in stage.data)]
     given: list[tuple[str, Any]] = [(name, source and made.get(source, source)) for name, source in sources]
-    given.append(("examples", stage.examples))
+    given += [("examples", stage.examples), ("mask_token", stage.mask_token)]
     own = ["--keep-cut"] if stage.answer_tokens is not None else []
     if stage.objective:
         own = [*_option_words(stage.objective), *_option_words(stage.settings)]

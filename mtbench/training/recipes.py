@@ -3,6 +3,8 @@
 `tiny` makes the embedded family (mtbench/tiny/README.md). `mars-qwen2.5-…` are the trainings behind the tables of the
 MARS paper (arXiv 2604.07023, section 4.1 and appendix A, table 7). `eagle-cpu` is an EAGLE-3 draft of a model of 135 M
 parameters, on the model's own answers, in about two hours of one core; `--base` and `--data` name your own.
+`equal-cost` trains MARS, its rivals and plain next-token training from one base on one data set, each at the same
+FLOPs; `equal-cost-135m` does so for a model of that size.
 """
 
 import math
@@ -12,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from mtbench.training.block_objectives import MarkovBlockDraft
 from mtbench.training.draft_objectives import Eagle
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
+from mtbench.training.self_distillation import SelfDistill
 from mtbench.training.trainer import Settings
 
 HELD_OUT = 512
@@ -34,6 +37,7 @@ class Stage:
     teacher: str | None = None
     shape: Mapping[str, int] = field(default_factory=dict)  # of the untrained checkpoint
     answer_tokens: int | None = None
+    mask_token: str | None = None  # reserved token of a base that has no mask token
 
     def to_read(self) -> int | None:
         """Return how many conversations to read of each of `data` (None: all), so that `examples` are trained on.
@@ -77,6 +81,7 @@ def _tiny() -> tuple[Stage, ...]:
         from_ar("mars_no_sft", Mars(block_size=4, ar_weight=0.0)),
         from_ar("mars_no_sft_b8", Mars(block_size=8, ar_weight=0.0)),
         from_ar("mars_no_sft_b16", Mars(block_size=16, ar_weight=0.0)),
+        from_ar("self_distill", SelfDistill(block_size=4)),
         from_ar("block_diffusion", BlockDiffusion(block_size=4)),
         from_ar("medusa", Medusa(heads=4)),
         from_ar("eagle", Eagle()),
@@ -143,8 +148,59 @@ def _eagle_cpu() -> tuple[Stage, ...]:
     )
 
 
-def changed(stages: Sequence[Stage], base: str | None, data: tuple[str, ...]) -> tuple[Stage, ...]:
-    """Return the stages with another base, and other data, wherever they name no stage. None, (): as they are."""
+def _equal_cost(
+    settings: Settings, base: str, data: str, examples: int | None, mask_token: str | None = None
+) -> tuple[Stage, ...]:
+    """Return a training by each objective that changes the whole model, all of blocks of 4 tokens."""
+    objectives = {
+        "ar": Ar(),
+        "mars": Mars(block_size=4),
+        "mars_no_sft": Mars(block_size=4, ar_weight=0.0),
+        "self_distill": SelfDistill(block_size=4),
+        "block_diffusion": BlockDiffusion(block_size=4),
+    }
+    return tuple(
+        Stage(
+            name=name,
+            objective=objective,
+            base=base,
+            data=(data,),
+            examples=examples,
+            settings=settings,
+            mask_token=mask_token if objective.needs_mask else None,
+        )
+        for name, objective in objectives.items()
+    )
+
+
+def seeded(stages: Sequence[Stage], seeds: int) -> tuple[Stage, ...]:
+    """Return the stages for each of so many random seeds, which are in their names: `mars-1`, `mars-2` …"""
+    names = {stage.name for stage in stages}
+
+    def named(source: str | None, number: int) -> str | None:
+        return f"{source}-{number}" if source in names else source
+
+    return tuple(
+        replace(
+            stage,
+            name=f"{stage.name}-{number}",
+            base=named(stage.base, number),
+            teacher=named(stage.teacher, number),
+            data=tuple(f"{each}-{number}" if each in names else each for each in stage.data),
+            settings=replace(stage.settings, seed=stage.settings.seed + number - 1),
+        )
+        for number in range(1, seeds + 1)
+        for stage in stages
+    )
+
+
+def changed(
+    stages: Sequence[Stage], base: str | None, data: tuple[str, ...], flops: float | None = None
+) -> tuple[Stage, ...]:
+    """Return the stages with another base, and other data, wherever they name no stage. None, (): as they are.
+
+    `flops`: of each training that has a budget of FLOPs.
+    """
     names = {stage.name for stage in stages}
 
     def model(source: str | None) -> str | None:
@@ -156,6 +212,7 @@ def changed(stages: Sequence[Stage], base: str | None, data: tuple[str, ...]) ->
             base=model(stage.base),
             teacher=model(stage.teacher),
             data=stage.data if names.intersection(stage.data) else data or stage.data,
+            settings=replace(stage.settings, flops=stage.settings.flops and (flops or stage.settings.flops)),
         )
         for stage in stages
     )
@@ -166,4 +223,17 @@ RECIPES: Mapping[str, tuple[Stage, ...]] = {
     "mars-qwen2.5-0.5b": _paper("0.5B", rows=8, ablated=True),
     "mars-qwen2.5-7b": _paper("7B", rows=2, ablated=False),
     "eagle-cpu": _eagle_cpu(),
+    "equal-cost": _equal_cost(
+        Settings(learning_rate=1.5e-3, flops=1e13, batch_size=32, seed=43, held_out=HELD_OUT),
+        "tiny:ar",
+        "arithmetic",
+        30_000,
+    ),
+    "equal-cost-135m": _equal_cost(
+        Settings(learning_rate=1e-4, flops=5e13, batch_size=8, rows=4, held_out=24),
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "gsm8k",
+        None,
+        "<filename>",
+    ),
 }

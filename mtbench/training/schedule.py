@@ -67,7 +67,7 @@ class Schedule(Dataset[dict[str, Tensor]]):
         rows = self._rows(step)[forward * most : (forward + 1) * most]  # none if the step's rows do not reach it
         if self.packed:  # every forward pass has the same shape, also at the end of a short step
             rows = rows + [[]] * (most - len(rows))
-        sequences = [[self._build(sample) for sample in row] for row in rows or [[]]]
+        sequences = [[self.sequence(sample) for sample in row] for row in rows or [[]]]
         length = self.packed
         if not length:
             longest = max(1, max(sum(len(sequence.ids) for sequence in row) for row in sequences))
@@ -87,7 +87,8 @@ class Schedule(Dataset[dict[str, Tensor]]):
         epoch, index = divmod(sample, len(self.examples))
         return int(order(len(self.examples), self.seed, epoch)[index])
 
-    def _build(self, sample: int) -> TrainingSequence:
+    def sequence(self, sample: int) -> TrainingSequence:
+        """Return the training sequence of a sample."""
         return self.objective.build(self.examples[self._example(sample)], self.special, generator(self.seed, sample))
 
     def _length(self, sample: int) -> tuple[int, int]:

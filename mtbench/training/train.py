@@ -48,11 +48,15 @@ class TrainingRequest(Stage):
     objective: Objective
     base: str
     out: Path
-    mask_token: str | None = None  # reserved token of a base that has no mask token
     grow_vocabulary: bool = False  # or add a row for one to its embedding
     chat_template_kwargs: Options = field(default_factory=dict)
     data_dir: Path | None = None
     offline: bool = False
+
+    @property
+    def teacher_source(self) -> str | None:
+        """The checkpoint that teaches: the named one, or for some objectives the base as it was."""
+        return self.teacher or (self.base if self.objective.taught_by_base else None)
 
     @property
     def resume_folder(self) -> Path:
@@ -83,9 +87,10 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
         progress.note(checked.data.summary)
     objective, tokenizer = request.objective, checked.base.tokenizer
     model = _load(checked.base)
-    if request.grow_vocabulary and checked.base.mask_id is not None:
-        grow_embedding(model, checked.base.mask_id)
     teacher = None if checked.teacher is None else _load(checked.teacher)
+    if request.grow_vocabulary and checked.base.mask_id is not None:
+        for each in (model,) if teacher is None else (model, teacher):
+            grow_embedding(each, checked.base.mask_id)
     special = _attach(request, checked, model, progress if group.is_main_process else None)
     if group.is_main_process:
         files.write_json(request.resume_folder / "request.json", checked.record)
@@ -167,8 +172,8 @@ def check(request: TrainingRequest) -> Checked:
     if objective.needs_mask:
         base = with_mask(base, request.mask_token, grow=request.grow_vocabulary)
     teacher = None
-    if request.teacher is not None:
-        teacher = inspect(locate(existing(request.teacher)), offline=request.offline)
+    if request.teacher_source is not None:
+        teacher = inspect(locate(existing(request.teacher_source)), offline=request.offline)
         refuse_undecodable(teacher)
         _refuse_other_vocabulary(base, teacher)
     data = prepare(
@@ -205,12 +210,17 @@ def _check_options(request: TrainingRequest) -> None:
             f"{objective.name} leaves the model as it is, and --grow-vocabulary would change it; name a reserved token "
             "with --mask-token."
         )
-    if objective.needs_teacher and request.teacher is None:
+    if objective.needs_teacher and request.teacher_source is None:
         raise UserError(f"{objective.name} needs `--teacher CHECKPOINT` to distil from")
     if request.teacher is not None and not objective.needs_teacher:
         raise UserError(
             f"{objective.name} with these options uses no teacher; leave out `--teacher`, or give `--distil logits` "
             "(objective draft)"
+        )
+    if settings.flops is not None and objective.freezes_model:
+        raise UserError(
+            f"--flops: {objective.name} trains modules beside a frozen model, whose FLOPs are not counted; give "
+            "`--epochs` instead."
         )
     longest = objective.max_fed_tokens(settings.max_length, 0)
     if settings.pack and settings.pack < longest:

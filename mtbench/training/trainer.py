@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -25,14 +25,16 @@ from mtbench.options import option
 from mtbench.options.common import TRAINING
 from mtbench.training.checkpoint import write_errors, write_record
 from mtbench.training.conversations import Data
+from mtbench.training.cost import Cost, cost_of
 from mtbench.training.evaluation import evaluate
 from mtbench.training.loss import attach_loss
 from mtbench.training.objectives import Model, Objective, Special
-from mtbench.training.packing import PADDING
+from mtbench.training.packing import PADDING, Packed
 from mtbench.training.schedule import Schedule
 
 MAX_LOG_STEPS = 20  # steps between two points of a curve, at most
 MIN_POINTS = 50  # points of a curve, at least, if a training has as many steps
+COUNTED = ("fed", "predicted", "pairs")  # of a training so far: tokens fed, predictions, query-key pairs that attend
 PACKED = 4096  # tokens of a packed row
 ROWS = 8  # rows of a forward pass
 
@@ -45,6 +47,9 @@ class Settings:
 
     learning_rate: float = option(5e-6, "peak learning rate of AdamW; a cosine decays it to 0", low=0, high=1)
     epochs: float = option(5.0, "passes over the data", low=0.001, high=1000)
+    flops: float | None = option(
+        None, "train on as many conversations as so many FLOPs pay for, in the place of --epochs", low=1
+    )
     minutes: float | None = option(
         None, "end after so many minutes, if the passes take longer; the learning rate is 0 by then", low=0.01, high=1e6
     )
@@ -137,6 +142,11 @@ def fit(job: TrainingJob) -> Trained | None:
         seed=job.settings.seed,
         processes=args.world_size,
     )
+    cost = cost_of(job.objective, job.model, job.teacher)
+    if job.settings.flops is not None:
+        if cost is None:
+            raise UserError("--flops: the FLOPs of a mixture of experts are not counted; give `--epochs` instead.")
+        schedule = replace(schedule, epochs=cost.epochs(job.settings.flops, schedule))
     _set_steps(args, schedule, job.settings)
     attach_loss(job.model, job.objective, None if job.teacher is None else job.teacher.to(args.device))
     if on_gpu and schedule.packed:  # all rows have one length, so nothing is compiled twice
@@ -150,7 +160,7 @@ def fit(job: TrainingJob) -> Trained | None:
     held_out = None
     if held_out_examples:
         held_out = job.schedule(examples=held_out_examples, batch_size=len(held_out_examples), epochs=1, seed=0)
-    trainer.watch(schedule, held_out, job)
+    trainer.watch(schedule, held_out, job, cost)
     _run(trainer, job, schedule)
     trainer.load_best()
     figures = trainer.figures()
@@ -228,13 +238,14 @@ def _step_of(checkpoint: Path) -> int:
 class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not type-checked here
     """A Trainer that logs a loss with its parts, stops at NaN or infinity, and leaves only complete checkpoints."""
 
-    def watch(self, schedule: Schedule, held_out: Schedule | None, job: TrainingJob) -> None:
+    def watch(self, schedule: Schedule, held_out: Schedule | None, job: TrainingJob, cost: Cost | None) -> None:
         """Set up logging and early stopping. Called once, before training."""
         self.model_accepts_loss_kwargs = False  # the schedule has divided the loss already; see compute_loss
         self.remove_callback(PrinterCallback)
         settings, self.request, self.progress = job.settings, job.request, job.progress
         self.schedule, self.held_out, self.patience = schedule, held_out, settings.patience
-        self.unlogged: list[Tensor] = []  # per forward pass of this process: loss parts, tokens fed, tokens predicted
+        self.cost, self.teaches = cost, job.teacher is not None
+        self.unlogged: list[Tensor] = []  # per forward pass of this process: loss parts, what COUNTED names
         self.rates: list[float] = []  # learning rate of each step since the last log
         self.norms: list[Any] = []  # gradient norm of each step since the last log
         self.logged_at = self.started_at = time.perf_counter()
@@ -270,9 +281,10 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         """Return the batch's part of the step's loss, times the forward passes over which the Trainer takes a mean."""
         with self.accelerator.autocast():  # accelerate does it itself, except for a model in parts
             output = model(**inputs)
-        fed = (inputs["document"] != PADDING).sum()
-        predicted = fed.new_tensor(len(inputs["predictor"]))
-        self.unlogged.append(torch.cat([output["parts"], torch.stack([fed, predicted]).to(output["parts"].dtype)]))
+        batch = Packed(**inputs)
+        fed = (batch.document != PADDING).sum()
+        counts = torch.stack([fed, fed.new_tensor(len(batch.predictor)), batch.pairs])
+        self.unlogged.append(torch.cat([output["parts"].double(), counts.double()]))
         loss: Tensor = output["loss"] * self.schedule.forwards
         return loss
 
@@ -305,7 +317,7 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         if not self.unlogged:
             return
         of_a_step = self.schedule.forwards // self.schedule.processes
-        mine = torch.stack(self.unlogged).double().unflatten(0, (-1, of_a_step)).sum(1)  # (steps, P + 2)
+        mine = torch.stack(self.unlogged).unflatten(0, (-1, of_a_step)).sum(1)  # (steps, P + 3)
         steps = self.accelerator.reduce(mine, "sum").cpu()
         self.unlogged.clear()
         names = self.schedule.objective.parts
@@ -328,18 +340,17 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         if self.state.log_history:
             point: Mapping[str, Any] = self.state.log_history[-1]
             return point
-        return {"fed": 0, "predicted": 0, "train_s": 0.0}
+        return {**dict.fromkeys(COUNTED, 0), "train_s": 0.0}
 
     def _point(self, steps: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """Return a point of the curve but for its time, from the sums of each step (steps, P + 2)."""
+        """Return a point of the curve but for its time, from the sums of each step (steps, P + 3)."""
         parts = steps[:, : len(names)].mean(0).tolist()
-        fed, predicted = steps[:, len(names) :].sum(0).long().tolist()
+        counts = zip(COUNTED, steps[:, len(names) :].sum(0).long().tolist(), strict=True)
         return {
             "loss": round(sum(parts), 6),
             **{name: round(value, 6) for name, value in zip(names, parts, strict=True)},
             "learning_rate": self.rates[-1],
-            "fed": self._last_point["fed"] + fed,
-            "predicted": self._last_point["predicted"] + predicted,
+            **{name: self._last_point[name] + number for name, number in counts},
         }
 
     def _stop_at_nonfinite(self, losses: Tensor, norms: Tensor) -> None:
@@ -384,12 +395,14 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         """Return the figures of the training so far, for its record."""
         last, done = self._last_point, self.state.global_step
         columns = ("step", "loss", *self.schedule.objective.parts, "learning_rate", "held_out")
-        conversations = 0
+        conversations, forwards = 0, done * self.schedule.forwards
         if done:
             conversations = (done - 1) * self.schedule.batch_size + len(self.schedule.conversations(done - 1))
         return {
             "steps": done,
             "tokens": {"fed": last["fed"], "predicted": last["predicted"], "conversations": conversations},
+            "forwards": {"student": forwards, "teacher": forwards * self.teaches},
+            "flops": self.cost and self.cost.flops(*(last[name] for name in COUNTED)),
             "train_s": last["train_s"],
             "tokens_per_s": round(last["fed"] / last["train_s"], 1) if last["train_s"] else None,
             "curve": [{name: point[name] for name in columns if name in point} for point in self.state.log_history],

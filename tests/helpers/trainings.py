@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from mtbench.models.attention import ATTENTION
 from mtbench.models.families import RECORD
 from mtbench.training.conversations import prepare
 from mtbench.training.objectives import Mars, Objective, Special
+from mtbench.training.packing import Example, TrainingSequence
 from mtbench.training.schedule import Schedule
 from mtbench.training.train import TrainingRequest, check, train
 from mtbench.training.trainer import Progress, Settings
@@ -31,6 +33,8 @@ SHAPE = {
 USUAL = Settings(
     learning_rate=1e-2, epochs=2, batch_size=4, warmup=0.2, max_length=48, dtype="float32", rows=3, save_steps=2
 )
+VOCAB, MASK, END = 23, 20, 21  # of narrow models
+SPECIAL = Special(mask=MASK, end=END)
 COUNT, HELD_OUT, STEPS = 16, 1, 8  # 15 conversations twice, in steps of 4
 MARS = Mars(block_size=4, timestep_weight=True)
 
@@ -65,6 +69,20 @@ def narrow_model(vocabulary: int, layers: int = 1, seed: int = 0, attention: str
         attn_implementation=attention,
     )
     return Qwen2ForCausalLM(config)
+
+
+def conversations(seed: int) -> list[Example]:
+    """Prompts of one to three turns, an answer each; lengths that no block size divides."""
+    rng = Random(seed)
+    examples = []
+    for turns, answer in ((1, 7), (2, 1), (3, 12), (1, 18)):
+        prompt = sum(rng.randint(1, 6) for _ in range(turns))
+        examples.append(Example(torch.tensor([rng.randrange(20) for _ in range(prompt + answer)]), prompt))
+    return examples
+
+
+def sequences_of(objective: Objective, seed: int) -> list[TrainingSequence]:
+    return [objective.build(e, SPECIAL, torch.Generator().manual_seed(i)) for i, e in enumerate(conversations(seed))]
 
 
 def exact(model: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinned import one_in
 from torch import Tensor
-from trainings import exact, narrow_model
+from trainings import END, MASK, SPECIAL, VOCAB, conversations, exact, narrow_model, sequences_of
 
 from mtbench.models.attention import ATTENTION
 from mtbench.training.loss import target_states, teacher_output
@@ -23,14 +22,12 @@ from mtbench.training.objectives import (
     Mars,
     Medusa,
     Objective,
-    Special,
 )
 from mtbench.training.packing import AttentionMask, Example, TrainingSequence, pack
 from mtbench.training.registry import OBJECTIVES
+from mtbench.training.self_distillation import SelfDistill
 
-VOCAB, MASK, END = 23, 20, 21
 BLOCKS = (2, 3, 4, 8, 16)
-SPECIAL = Special(mask=MASK, end=END)
 
 
 @pytest.fixture
@@ -38,26 +35,18 @@ def model() -> Any:
     return exact(narrow_model(VOCAB, layers=2))
 
 
-def conversations(seed: int) -> list[Example]:
-    """Prompts of one to three turns, an answer each; lengths that no block size divides."""
-    rng = Random(seed)
-    examples = []
-    for turns, answer in ((1, 7), (2, 1), (3, 12), (1, 18)):
-        prompt = sum(rng.randint(1, 6) for _ in range(turns))
-        examples.append(Example(torch.tensor([rng.randrange(20) for _ in range(prompt + answer)]), prompt))
-    return examples
+def ours(
+    model: Any, objective: Objective, sequence: list[TrainingSequence], teacher: Any = None, *, packed: bool = True
+) -> Tensor:
+    """The loss as in training: three rows, the first with two conversations, each with padding at its end.
 
-
-def sequences_of(objective: Objective, seed: int) -> list[TrainingSequence]:
-    return [objective.build(e, SPECIAL, torch.Generator().manual_seed(i)) for i, e in enumerate(conversations(seed))]
-
-
-def ours(model: Any, objective: Objective, sequence: list[TrainingSequence], teacher: Any = None) -> Tensor:
-    """The loss as in training: three rows, the first with two conversations, each with padding at its end."""
-    batch = pack(
-        [sequence[:2], sequence[2:3], sequence[3:]], sum(len(one.ids) for one in sequence[:3]), len(objective.parts)
-    )
-    found = objective.losses(model, target_states(model, batch), batch, teacher_output(teacher, batch))
+    Not `packed`: each conversation has a row of its own.
+    """
+    rows = [sequence[:2], sequence[2:3], sequence[3:]] if packed else [[one] for one in sequence]
+    batch = pack(rows, sum(len(one.ids) for one in sequence), len(objective.parts))
+    states = target_states(model, batch)
+    taught = None if teacher is None else teacher_output(teacher, objective.read_by_teacher(model, states, batch))
+    found = objective.losses(model, states, batch, taught)
     torch.testing.assert_close(found.parts.sum(), found.total.detach())
     return found.total
 
@@ -206,6 +195,66 @@ def test_the_loss_of_distillation_is_the_divergence_from_the_teacher(model: Any)
     assert all(p.grad is None for p in teacher.parameters())
 
 
+def spans(size: int, example: Example, seed: int) -> tuple[int, int, list[int]]:
+    """k, the distance of spans, and their anchors, as a conversation's own generator draws them."""
+    random = torch.Generator().manual_seed(seed)
+    k = int(torch.randint(2, size + 1, (), generator=random))
+    apart = 2 * size + 1 - k
+    first = example.prompt - 1 + int(torch.randint(apart, (), generator=random))
+    return k, apart, list(range(first, len(example.ids) - 1, apart))
+
+
+def self_distillation(model: Any, teacher: Any, size: int, target: str, seed: int) -> Tensor:
+    """One forward pass of the student and one of the teacher for each span: the teacher reads the student's tokens."""
+    terms = [torch.zeros((), dtype=torch.float64)]
+    for number, example in enumerate(conversations(seed)):
+        k, apart, anchors = spans(size, example, number)
+        for anchor in anchors:
+            text = example.ids[: anchor + 1].tolist()
+            log_p = forward(model, text + [MASK] * (k - 1))[-k:].log_softmax(-1)
+            own = log_p.argmax(-1).tolist()
+            log_q = forward(teacher, text + own[:-1])[-k:].log_softmax(-1).detach()
+            if target == "hard":
+                losses = -log_p[torch.arange(k), log_q.argmax(-1)]
+            else:
+                losses = (log_q.exp() * (log_q - log_p)).sum(-1)
+            terms.append(losses.mean() * apart)
+    return torch.stack(terms).sum()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("target", ["hard", "soft"])
+@pytest.mark.parametrize(("size", "seed"), [(2, 0), (3, 1), (5, 0), (5, 1)])
+def test_self_distillation_judges_the_students_own_tokens(
+    model: Any, size: int, seed: int, target: Any, packed: bool
+) -> None:
+    """Loss and gradients; neither the choice of tokens nor the teacher has a gradient."""
+    teacher = exact(narrow_model(VOCAB, layers=2, seed=1))
+    objective = SelfDistill(block_size=size, target=target)
+    expected = self_distillation(model, teacher, size, target, seed)
+    found = ours(model, objective, sequences_of(objective, seed), teacher, packed=packed)
+    assert expected > 0
+    assert_same(model, found, expected)
+    assert all(p.grad is None for p in teacher.parameters())
+
+
+def test_every_k_weighs_as_much_as_its_labels() -> None:
+    """Spans have all sizes from 2 to B and begin anywhere; on average each k weighs as many labels as there are."""
+    objective, example = SelfDistill(block_size=5), Example(torch.arange(47) % 20, 7)
+    weights: dict[int, list[float]] = {}
+    anchors = set()
+    for seed in range(2000):
+        sequence = objective.build(example, SPECIAL, torch.Generator().manual_seed(seed))
+        weights.setdefault(int(sequence.ahead.max()), []).append(float(sequence.weight.sum()))
+        anchors.update(sequence.predictor[sequence.ahead == 1].tolist())
+        assert len(sequence.ids) <= objective.max_fed_tokens(47, 7)
+    assert anchors == set(range(6, 46))
+    assert sorted(weights) == [2, 3, 4, 5]
+    for of in weights.values():
+        assert len(of) > 400
+        assert sum(of) / len(of) == pytest.approx(objective.divisor_share(47, 7), rel=0.02)
+
+
 def test_medusa_trains_heads_and_not_the_target(model: Any) -> None:
     """Head k, x + silu(Wx) and its own matrix, predicts k tokens beyond the next, with the weight 0.8 to the k."""
     medusa = Medusa(heads=3)
@@ -260,7 +309,8 @@ def test_released_targets_have_the_distance_of_the_shifted_outputs(block: int) -
 def test_sequences_are_valid(name: str, prompt: int, answer: int, seed: int) -> None:
     """Indices in range, weights finite, prompts never masked, each target a labelled token or an end token."""
     kinds: dict[str, Callable[[], list[Objective]]] = {
-        "mars": lambda: [Mars(block_size=5, layout="anchored"), Mars(block_size=16, ar_weight=0)]
+        "mars": lambda: [Mars(block_size=5, layout="anchored"), Mars(block_size=16, ar_weight=0)],
+        "self-distill": lambda: [SelfDistill(block_size=3), SelfDistill()],
     }
     for objective in kinds.get(name, lambda: [OBJECTIVES[name]()])():
         example = Example(torch.arange(prompt + answer) % 19, prompt)
@@ -274,5 +324,5 @@ def test_sequences_are_valid(name: str, prompt: int, answer: int, seed: int) -> 
         assert not (sequence.ids[sequence.position < prompt] == MASK).any()
         assert ((sequence.ahead > 0) | (sequence.target == END)).all()
         assert visible(sequence).any(1).all()
-        if len(objective.parts) == 1 and not isinstance(objective, BlockDiffusion | Ar | Medusa):
+        if len(objective.parts) == 1 and not isinstance(objective, BlockDiffusion | Ar | Medusa | SelfDistill):
             assert math.isclose(sequence.weight.sum().item(), 1, rel_tol=1e-5)
