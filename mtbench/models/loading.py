@@ -29,7 +29,8 @@ from mtbench.models.configuration import explained, load_config, max_positions, 
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, SHAPES, locate, path_of, read_training_record
 
 MASK = "<|mask|>"
-MASKS = (MASK, "|<MASK>|")  # the second: Fast-dLLM v2, whose tokenizer does not name it as its mask token
+# Fast-dLLM v2, and the first of 32 tokens of MTP via self-distillation; their tokenizers name no mask token.
+MASKS = (MASK, "|<MASK>|", "<|mtp_special_token_0|>")
 RANDOM_SEED = 0
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -62,6 +62,18 @@ def test_a_released_mars_checkpoint_is_read_as_qwen2(tmp_path: Path) -> None:
     assert checkpoint.mask_id == MASK
 
 
+def test_a_released_self_distilled_checkpoint_feeds_its_own_mask(tmp_path: Path) -> None:
+    """Its tokenizer names no mask token, and padding rows of its embedding would be taken for one."""
+    path = save_small(tmp_path / "mtp-lm", vocab_size=128)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"auto_map": {"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}}
+    (path / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (path / name).read_text()
+        (path / name).write_text(text.replace("<|mask|>", "<|mtp_special_token_0|>"))
+    assert inspect(str(path), needs_mask=True).mask_id == load(str(path)).mask_id == MASK
+
+
 def test_a_configuration_without_a_longest_sequence_allows_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planned or loaded; a configuration of several models may have it in that of its text model."""
     model = small_checkpoint().model
