@@ -1,0 +1,179 @@
+"""`tree=best:N` of each method against plain Python: the likeliest prefixes by a heap, everything recomputed."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import naive
+import pytest
+import torch
+from block_drafts import Reference
+from decoding_cases import BUDGET, MANY, PROMPTS, READ_LAG, decode_prompts, naive_logits, on
+from eagle_cases import FORMATS, make_pair
+from method_cases import HEADS, block_drafted, head_logits, headed
+from mtp_checkpoints import save_headed
+from parallel_eagle_cases import FORMATS as PARALLEL
+from parallel_eagle_cases import make_pair as make_parallel_pair
+from safetensors.torch import load_file, save_file
+from small import END
+from torch import Tensor
+
+from mtbench.decoding import trees
+from mtbench.decoding.method import ModelRunners
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.lineup.planner import make_plan
+from mtbench.plan.plan import RunRequest
+
+DEPTH, NODES = 3, 6
+SHARPER = 12  # fitted heads are nearly indifferent, and their likeliest prefixes are short
+Drafts = Callable[[list[int], Sequence[int]], Tensor]  # a text and a path: the draft's logits after these, (V,)
+
+
+class Drafting(NamedTuple):
+    """A method, its models, and what they draft by plain Python."""
+
+    name: str
+    runners: ModelRunners
+    after: Drafts
+
+    def decodes(self, prompts: list[list[int]], nodes: int = NODES, depth: int = DEPTH) -> Any:
+        """Tokens and commits, in ragged rows that are refilled, in a GPU's shapes."""
+        width = {"heads": HEADS} if self.name == "medusa" else {"ahead": depth}
+        method = METHODS[self.name](tree=f"best:{nodes}", **width)
+        got, _ = decode_prompts(method, self.runners, prompts, BUDGET, rows=3, make=READ_LAG)
+        return [(g.token_ids, g.commits) for g in got]
+
+    def should(self, prompts: list[list[int]], nodes: int = NODES, depth: int = DEPTH) -> Any:
+        def guessed(text: list[int]) -> set[tuple[int, ...]]:
+            if self.name == "medusa" and len(text) == 1:
+                return set()  # its heads have nothing to read
+            log_p = lambda path: self.after(text, path).double().log_softmax(-1).tolist()  # noqa: E731
+            return set(naive.likeliest_prefixes(log_p, depth, nodes))
+
+        logits = naive_logits(self.runners.target)
+        return [naive.tree_speculative(logits, guessed, prompt, BUDGET, END) for prompt in prompts]
+
+
+def sharpen(model: Any, written_out: dict[str, Tensor]) -> None:
+    """Make a draft's probabilities less even, and those of its reference."""
+    with torch.no_grad():
+        model.lm_head.weight.mul_(SHARPER)
+    written_out["lm_head.weight"] = SHARPER * written_out["lm_head.weight"]
+
+
+def block_draft(folder: Path, kind: str) -> Drafting:
+    runners = block_drafted(folder, kind)
+    reference = Reference(folder / "draft", runners.target)
+    sharpen(runners["dflash"].model, reference.tensors)
+
+    def after(text: list[int], path: Sequence[int]) -> Tensor:
+        return reference.draft(text, len(path) + 1, [*path, 0])[1][-1]
+
+    return Drafting("dflash", runners, after)
+
+
+def medusa(folder: Path, _: str) -> Drafting:
+    runner = headed(folder)
+    heads = load_file(folder / "medusa.safetensors")
+    heads |= {name: SHARPER * weight for name, weight in heads.items() if name.endswith(".head")}
+    save_file(heads, folder / "medusa.safetensors")
+    return Drafting("medusa", on(runner), lambda text, path: head_logits(runner, heads, text)[len(path)])
+
+
+def mtp(folder: Path, family: str) -> Drafting:
+    made = save_headed(folder, family, 1)
+    suppressed = made.target().suppressed
+    return Drafting(
+        "mtp",
+        made.runners(),
+        lambda text, path: made.drafts(text, len(path) + 1, suppressed, [*path, 0])[-1],
+    )
+
+
+def eagle(folder: Path, form: str) -> Drafting:
+    parallel = form in PARALLEL
+    pair = make_parallel_pair(folder, PARALLEL[form]) if parallel else make_pair(folder, FORMATS[form])
+    runners, reference = pair.runners(), cast("Any", pair.reference)
+    sharpen(runners["eagle"].model, reference.t)
+    at_once: Drafts = lambda text, path: reference.drafted(text, DEPTH)[len(path)]  # noqa: E731
+    return Drafting("eagle", runners, at_once if parallel else reference.after)
+
+
+MADE: dict[str, Callable[[Path, str], Drafting]] = {
+    **dict.fromkeys(("z-lab", "rnn", "dflash2"), block_draft),
+    "medusa": medusa,
+    "mimo": mtp,
+    **dict.fromkeys(("specforge", "peagle"), eagle),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafting]:
+    known: dict[str, Drafting] = {}
+
+    def make(name: str) -> Drafting:
+        if name not in known:
+            known[name] = MADE[name](tmp_path_factory.mktemp("models"), name)
+        return known[name]
+
+    return make
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_likeliest_prefixes_are_verified(made: Callable[[str], Drafting], name: str) -> None:
+    """Tokens and commits of rows with different trees, one of a prompt of a single token."""
+    drafting = made(name)
+    prompts = [*(prompt for prompt in PROMPTS if len(prompt) > (name == "mimo")), *MANY[3:5]]
+    want = drafting.should(prompts)
+    assert drafting.decodes(prompts) == want
+    assert len({n for _, commits in want for n in commits}) > 2
+
+
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 3), (2, 4), (9, 1), (60, 2)])
+def test_few_guesses_or_many_for_the_depth(made: Callable[[str], Drafting], nodes: int, depth: int) -> None:
+    """Fewer guesses than depths, more than tokens: a sequential draft."""
+    drafting = made("specforge")
+    assert drafting.decodes(PROMPTS, nodes, depth) == drafting.should(PROMPTS, nodes, depth)
+
+
+def orphaned(guesses: trees.Guesses) -> trees.Guesses:
+    """No guess sees, or needs, its parent."""
+    own = torch.eye(guesses.sees.shape[1], dtype=torch.bool).expand_as(guesses.sees)
+    return guesses._replace(sees=own)
+
+
+def of_the_neighbour(guesses: trees.Guesses) -> trees.Guesses:
+    return guesses._replace(sees=guesses.sees.roll(1, 0), offset=guesses.offset.roll(1, 0))
+
+
+@pytest.mark.parametrize("wrong", [orphaned, of_the_neighbour, "depths"])
+def test_a_fault_planted_in_a_tree_is_found(
+    made: Callable[[str], Drafting], wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guess without its parent, a row's tree used by its neighbour, the probabilities of another depth."""
+    drafting, right, best = made("z-lab"), trees.Likeliest.tree, trees.best
+    want = drafting.should(PROMPTS)
+    if wrong == "depths":
+        monkeypatch.setattr(trees, "best", lambda ids, log_p, nodes: best(ids, log_p.roll(1, 1), nodes))
+    else:
+        monkeypatch.setattr(trees.Likeliest, "tree", lambda self: wrong(right(self)))
+    assert drafting.decodes(PROMPTS) != want
+
+
+@pytest.mark.parametrize(
+    ("arm", "said"),
+    [
+        (
+            "eagle:tree=best:0",
+            r"eagle: tree='best:0' is not allowed; give .* such as 3x2, or best:N, .*mtbench ls meth",
+        ),
+        ("medusa:tree=best:", r"medusa: tree='best:' is not allowed"),
+        ("dflash:tree=best:4,verify=block", r"verify=block needs a chain, and tree=best:4 is none"),
+        ("mtp:ahead=auto,tree=best:4", r"ahead=auto needs a chain"),
+        ("dflash:tree=best:2049", r"feeds 2,049 guesses in a forward, and at most 2,048"),
+    ],
+)
+def test_a_tree_that_cannot_be_is_refused_by_name(arm: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        make_plan(RunRequest(method=[arm], limit=2, device="cpu"))
