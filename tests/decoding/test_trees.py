@@ -1,6 +1,5 @@
 """Trees of guesses: the parents and ancestors of each guess equal those of a plain walk up to the root."""
 
-from itertools import product
 from typing import Any
 
 import naive
@@ -9,7 +8,7 @@ import torch
 from hypothesis import given, strategies
 from torch import Tensor
 
-from mtbench.decoding.trees import ROOT, Guesses, Likeliest, best, longest, mask_groups, tree
+from mtbench.decoding.trees import ROOT, Guesses, best, longest, mask_groups, tree
 
 
 @given(strategies.lists(strategies.integers(0, 100), max_size=12))
@@ -94,19 +93,6 @@ def test_the_likeliest_prefixes_are_those_of_a_heap() -> None:
     for row, each in enumerate(log_p.tolist()):
         want = naive.likeliest_prefixes(lambda path: each[len(path)], 4, 7)  # noqa: B023
         assert prefixes(found, row) == want
-
-
-def test_level_by_level_each_prefix_has_a_distribution_of_its_own() -> None:
-    """As heads and sequential drafts give it; the candidates of each are as many as the tree has guesses."""
-    after = {path: drawn(1, 1, 5, seed=hash(path))[0, 0] for n in range(3) for path in product(range(5), repeat=n)}
-    likeliest, paths = Likeliest(9), list[tuple[int, ...]]([()])
-    for _ in range(3):
-        top = torch.stack([after[path] for path in paths]).topk(5)
-        likeliest.add(top.indices[None], top.values[None])
-        chosen = zip(likeliest.parents[-1][0].tolist(), likeliest.tokens[-1][0].tolist(), strict=True)
-        paths = [(*paths[parent], token) for parent, token in chosen]
-    want = naive.likeliest_prefixes(lambda path: after[path].tolist(), 3, 9)
-    assert prefixes(likeliest.tree(), 0) == want
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 50])

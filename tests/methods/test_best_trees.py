@@ -1,6 +1,7 @@
 """`tree=best:N` of each method against plain Python: the likeliest prefixes by a heap, everything recomputed."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -13,7 +14,7 @@ from eagle_cases import FORMATS, make_pair
 from method_cases import HEADS, block_drafted, head_logits, headed
 from mtp_checkpoints import save_headed
 from parallel_eagle_cases import FORMATS as PARALLEL
-from parallel_eagle_cases import make_pair as make_parallel_pair
+from parallel_eagle_cases import make_pair as make_parallel
 from safetensors.torch import load_file, save_file
 from small import END
 from torch import Tensor
@@ -26,6 +27,7 @@ from mtbench.lineup.planner import make_plan
 from mtbench.plan.plan import RunRequest
 
 DEPTH, NODES = 3, 6
+NAMES = ["dflash z-lab", "dflash rnn", "dflash dflash2", "medusa", "mtp", "eagle", "eagle in parallel"]
 SHARPER = 12  # fitted heads are nearly indifferent, and their likeliest prefixes are short
 Drafts = Callable[[list[int], Sequence[int]], Tensor]  # a text and a path: the draft's logits after these, (V,)
 
@@ -62,69 +64,40 @@ def sharpen(model: Any, written_out: dict[str, Tensor]) -> None:
     written_out["lm_head.weight"] = SHARPER * written_out["lm_head.weight"]
 
 
-def block_draft(folder: Path, kind: str) -> Drafting:
-    runners = block_drafted(folder, kind)
-    reference = Reference(folder / "draft", runners.target)
-    sharpen(runners["dflash"].model, reference.tensors)
-
-    def after(text: list[int], path: Sequence[int]) -> Tensor:
-        return reference.draft(text, len(path) + 1, [*path, 0])[1][-1]
-
-    return Drafting("dflash", runners, after)
-
-
-def medusa(folder: Path, _: str) -> Drafting:
-    runner = headed(folder)
-    heads = load_file(folder / "medusa.safetensors")
-    heads |= {name: SHARPER * weight for name, weight in heads.items() if name.endswith(".head")}
-    save_file(heads, folder / "medusa.safetensors")
-    return Drafting("medusa", on(runner), lambda text, path: head_logits(runner, heads, text)[len(path)])
-
-
-def mtp(folder: Path, family: str) -> Drafting:
-    made = save_headed(folder, family, 1)
-    suppressed = made.target().suppressed
-    return Drafting(
-        "mtp",
-        made.runners(),
-        lambda text, path: made.drafts(text, len(path) + 1, suppressed, [*path, 0])[-1],
-    )
-
-
-def eagle(folder: Path, form: str) -> Drafting:
-    parallel = form in PARALLEL
-    pair = make_parallel_pair(folder, PARALLEL[form]) if parallel else make_pair(folder, FORMATS[form])
+def drafting_of(name: str, folder: Path) -> Drafting:
+    if name == "medusa":
+        runner = headed(folder)
+        heads = load_file(folder / "medusa.safetensors")
+        heads |= {name: SHARPER * weight for name, weight in heads.items() if name.endswith(".head")}
+        save_file(heads, folder / "medusa.safetensors")
+        return Drafting(name, on(runner), lambda text, path: head_logits(runner, heads, text)[len(path)])
+    if name == "mtp":
+        checkpoint = save_headed(folder, "mimo", 1)
+        never = checkpoint.target().suppressed
+        forced: Drafts = lambda text, path: checkpoint.drafts(text, len(path) + 1, never, [*path, 0])[-1]  # noqa: E731
+        return Drafting(name, checkpoint.runners(), forced)
+    if name.startswith("dflash"):
+        runners = block_drafted(folder, name.split()[1])
+        block = Reference(folder / "draft", runners.target)
+        sharpen(runners["dflash"].model, block.tensors)
+        return Drafting("dflash", runners, lambda text, path: block.draft(text, len(path) + 1, [*path, 0])[1][-1])
+    pair = make_pair(folder, FORMATS["specforge"]) if name == "eagle" else make_parallel(folder, PARALLEL["peagle"])
     runners, reference = pair.runners(), cast("Any", pair.reference)
     sharpen(runners["eagle"].model, reference.t)
     at_once: Drafts = lambda text, path: reference.drafted(text, DEPTH)[len(path)]  # noqa: E731
-    return Drafting("eagle", runners, at_once if parallel else reference.after)
-
-
-MADE: dict[str, Callable[[Path, str], Drafting]] = {
-    **dict.fromkeys(("z-lab", "rnn", "dflash2"), block_draft),
-    "medusa": medusa,
-    "mimo": mtp,
-    **dict.fromkeys(("specforge", "peagle"), eagle),
-}
+    return Drafting("eagle", runners, reference.after if name == "eagle" else at_once)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafting]:
-    known: dict[str, Drafting] = {}
-
-    def make(name: str) -> Drafting:
-        if name not in known:
-            known[name] = MADE[name](tmp_path_factory.mktemp("models"), name)
-        return known[name]
-
-    return make
+    return cache(lambda name: drafting_of(name, tmp_path_factory.mktemp("models")))
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_likeliest_prefixes_are_verified(made: Callable[[str], Drafting], name: str) -> None:
     """Tokens and commits of rows with different trees, one of a prompt of a single token."""
     drafting = made(name)
-    prompts = [*(prompt for prompt in PROMPTS if len(prompt) > (name == "mimo")), *MANY[3:5]]
+    prompts = [*(prompt for prompt in PROMPTS if len(prompt) > (name == "mtp")), *MANY[3:5]]
     want = drafting.should(prompts)
     assert drafting.decodes(prompts) == want
     assert len({n for _, commits in want for n in commits}) > 2
@@ -133,7 +106,7 @@ def test_the_likeliest_prefixes_are_verified(made: Callable[[str], Drafting], na
 @pytest.mark.parametrize(("nodes", "depth"), [(1, 3), (2, 4), (9, 1), (60, 2)])
 def test_few_guesses_or_many_for_the_depth(made: Callable[[str], Drafting], nodes: int, depth: int) -> None:
     """Fewer guesses than depths, more than tokens: a sequential draft."""
-    drafting = made("specforge")
+    drafting = made("eagle")
     assert drafting.decodes(PROMPTS, nodes, depth) == drafting.should(PROMPTS, nodes, depth)
 
 
@@ -152,7 +125,7 @@ def test_a_fault_planted_in_a_tree_is_found(
     made: Callable[[str], Drafting], wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A guess without its parent, a row's tree used by its neighbour, the probabilities of another depth."""
-    drafting, right, best = made("z-lab"), trees.Likeliest.tree, trees.best
+    drafting, right, best = made("dflash z-lab"), trees.Likeliest.tree, trees.best
     want = drafting.should(PROMPTS)
     if wrong == "depths":
         monkeypatch.setattr(trees, "best", lambda ids, log_p, nodes: best(ids, log_p.roll(1, 1), nodes))
