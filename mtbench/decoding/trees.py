@@ -132,7 +132,7 @@ class Likeliest:
         self.nodes = nodes  # N
         self.tokens: list[Tensor] = []  # of each level, (R, N): the last token of its prefixes, the likeliest first
         self.parents: list[Tensor] = []  # (R, N), by number in the level before; of the first level zeros
-        self.log_p: list[Tensor] = []  # (R, N) of the whole prefix, float64; −∞: there are no more prefixes
+        self.log_p: list[Tensor] = []  # (R, N) of the whole prefix, float64; −∞ where there are fewer
 
     def add(self, tokens: Tensor, log_p: Tensor) -> None:
         """Add a level: the candidates (R, M, n) after each prefix of the level before, and their log-probabilities.
@@ -150,7 +150,7 @@ class Likeliest:
         self.log_p.append(top.values)
 
     def tree(self) -> Guesses:
-        """Return the N likeliest prefixes of all levels as guesses, the likeliest first.
+        """Return the N likeliest prefixes of all levels as guesses, the likeliest first, at last impossible ones.
 
         Of equals a shallower one is first, so a parent has a lower number than its children.
         """

@@ -17,6 +17,7 @@ from parallel_eagle_cases import FORMATS as PARALLEL
 from parallel_eagle_cases import make_pair as make_parallel
 from safetensors.torch import load_file, save_file
 from small import END
+from thinned import one_in
 from torch import Tensor
 
 from mtbench.decoding import trees
@@ -27,7 +28,7 @@ from mtbench.lineup.planner import make_plan
 from mtbench.plan.plan import RunRequest
 
 DEPTH, NODES = 3, 6
-NAMES = ["dflash z-lab", "dflash rnn", "dflash dflash2", "medusa", "mtp", "eagle", "eagle in parallel"]
+NAMES = ["dflash z-lab", "dflash rnn", "medusa", "dflash dflash2", "mtp", "eagle in parallel", "eagle"]
 SHARPER = 12  # fitted heads are nearly indifferent, and their likeliest prefixes are short
 Drafts = Callable[[list[int], Sequence[int]], Tensor]  # a text and a path: the draft's logits after these, (V,)
 
@@ -93,7 +94,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafting]:
     return cache(lambda name: drafting_of(name, tmp_path_factory.mktemp("models")))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(2, NAMES))
 def test_the_likeliest_prefixes_are_verified(made: Callable[[str], Drafting], name: str) -> None:
     """Tokens and commits of rows with different trees, one of a prompt of a single token."""
     drafting = made(name)
@@ -103,44 +104,36 @@ def test_the_likeliest_prefixes_are_verified(made: Callable[[str], Drafting], na
     assert len({n for _, commits in want for n in commits}) > 2
 
 
-@pytest.mark.parametrize(("nodes", "depth"), [(1, 3), (2, 4), (9, 1), (60, 2)])
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 3), (2, 4), (40, 2)])
 def test_few_guesses_or_many_for_the_depth(made: Callable[[str], Drafting], nodes: int, depth: int) -> None:
-    """Fewer guesses than depths, more than tokens: a sequential draft."""
+    """Fewer guesses than depths, or more than the draft has tokens: a sequential draft."""
     drafting = made("eagle")
-    assert drafting.decodes(PROMPTS, nodes, depth) == drafting.should(PROMPTS, nodes, depth)
+    assert drafting.decodes(PROMPTS[:2], nodes, depth) == drafting.should(PROMPTS[:2], nodes, depth)
 
 
-def orphaned(guesses: trees.Guesses) -> trees.Guesses:
-    """No guess sees, or needs, its parent."""
-    own = torch.eye(guesses.sees.shape[1], dtype=torch.bool).expand_as(guesses.sees)
-    return guesses._replace(sees=own)
+WRONG: dict[str, Callable[[trees.Guesses], trees.Guesses]] = {
+    "a guess without its parent": lambda tree: tree._replace(sees=tree.sees & torch.eye(NODES, dtype=torch.bool)),
+    "a row's tree used by its neighbour": lambda tree: tree._replace(sees=tree.sees.roll(1, 0)),
+}
 
 
-def of_the_neighbour(guesses: trees.Guesses) -> trees.Guesses:
-    return guesses._replace(sees=guesses.sees.roll(1, 0), offset=guesses.offset.roll(1, 0))
-
-
-@pytest.mark.parametrize("wrong", [orphaned, of_the_neighbour, "depths"])
+@pytest.mark.parametrize("wrong", [*WRONG, "probabilities of the wrong depth"])
 def test_a_fault_planted_in_a_tree_is_found(
-    made: Callable[[str], Drafting], wrong: Any, monkeypatch: pytest.MonkeyPatch
+    made: Callable[[str], Drafting], wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A guess without its parent, a row's tree used by its neighbour, the probabilities of another depth."""
     drafting, right, best = made("dflash z-lab"), trees.Likeliest.tree, trees.best
-    want = drafting.should(PROMPTS)
-    if wrong == "depths":
-        monkeypatch.setattr(trees, "best", lambda ids, log_p, nodes: best(ids, log_p.roll(1, 1), nodes))
+    want = drafting.should(PROMPTS[1:3])
+    if wrong in WRONG:
+        monkeypatch.setattr(trees.Likeliest, "tree", lambda self: WRONG[wrong](right(self)))
     else:
-        monkeypatch.setattr(trees.Likeliest, "tree", lambda self: wrong(right(self)))
-    assert drafting.decodes(PROMPTS) != want
+        monkeypatch.setattr(trees, "best", lambda ids, log_p, nodes: best(ids, log_p.roll(1, 1), nodes))
+    assert drafting.decodes(PROMPTS[1:3]) != want
 
 
 @pytest.mark.parametrize(
     ("arm", "said"),
     [
-        (
-            "eagle:tree=best:0",
-            r"eagle: tree='best:0' is not allowed; give .* such as 3x2, or best:N, .*mtbench ls meth",
-        ),
+        ("eagle:tree=best:0", r"eagle: tree='best:0' is not allowed; give .* such as 3x2, or best:N, .*mtbench ls"),
         ("medusa:tree=best:", r"medusa: tree='best:' is not allowed"),
         ("dflash:tree=best:4,verify=block", r"verify=block needs a chain, and tree=best:4 is none"),
         ("mtp:ahead=auto,tree=best:4", r"ahead=auto needs a chain"),
