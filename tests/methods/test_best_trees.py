@@ -11,7 +11,7 @@ import torch
 from block_drafts import Reference
 from decoding_cases import BUDGET, MANY, PROMPTS, READ_LAG, decode_prompts, naive_logits, on
 from eagle_cases import FORMATS, make_pair
-from method_cases import HEADS, block_drafted, head_logits, headed
+from method_cases import HEADS, block_drafted, graph, head_logits, headed
 from mtp_checkpoints import save_headed
 from parallel_eagle_cases import FORMATS as PARALLEL
 from parallel_eagle_cases import make_pair as make_parallel
@@ -21,6 +21,7 @@ from thinned import one_in
 from torch import Tensor
 
 from mtbench.decoding import trees
+from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
@@ -134,7 +135,6 @@ def test_a_fault_planted_in_a_tree_is_found(
     ("arm", "said"),
     [
         ("eagle:tree=best:0", r"eagle: tree='best:0' is not allowed; give .* such as 3x2, or best:N, .*mtbench ls"),
-        ("medusa:tree=best:", r"medusa: tree='best:' is not allowed"),
         ("dflash:tree=best:4,verify=block", r"verify=block needs a chain, and tree=best:4 is none"),
         ("mtp:ahead=auto,tree=best:4", r"ahead=auto needs a chain"),
         ("dflash:tree=best:2049", r"feeds 2,049 guesses in a forward, and at most 2,048"),
@@ -143,3 +143,18 @@ def test_a_fault_planted_in_a_tree_is_found(
 def test_a_tree_that_cannot_be_is_refused_by_name(arm: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         make_plan(RunRequest(method=[arm], limit=2, device="cpu"))
+
+
+@pytest.mark.usefixtures("recorded")
+def test_captured_prefills_suit_the_room_of_each_method(
+    made: Callable[[str], Drafting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree of a sequential draft needs more slots than a chain, beside rows of the target that are equally long."""
+    monkeypatch.setattr("mtbench.decoding.prefill.CAPTURED_WIDTHS", (4,))
+    runners, prompts = graph(made("eagle").runners), 3 * PROMPTS[1:2]
+    for tree in ("best:6", "1"):
+        batch = Captured(METHODS["eagle"](ahead=3, tree=tree), runners, 3, 64)
+        decode_prompts(batch.method, runners, prompts, 9, make=lambda *_: batch)  # noqa: B023
+        keys = runners["eagle"].cache.view(0)[0][:, :, : len(prompts[0]) - 2]
+        assert torch.allclose(keys, keys[:1])
+        assert keys.any(-1).all()
