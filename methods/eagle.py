@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mtbench.decoding.feature_drafting import draft_tree, first_entries, refuse_other_drafts, refuse_trees
+from mtbench.decoding.feature_drafting import draft_tree, first_entries, refuse_other_drafts
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import Guesses
@@ -44,8 +44,7 @@ class Eagle(TreeMethod):
     choices = ("eagle:ahead=2|4|7", "eagle:tree=3x2")
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
-        refuse_other_drafts(checkpoints, self.draft, sequential=True)
-        refuse_trees(checkpoints, self.draft, self.tree)
+        refuse_other_drafts(checkpoints, self.draft, sequential=True, tree=self.tree)
 
     def window(self) -> Window:
         return self.tree_window()

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mtbench import sampling
-from mtbench.decoding.draft_trees import DraftTree, draft_tree
+from mtbench.decoding.draft_trees import DraftTree, parse_tree
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import Guesses, with_masks
@@ -54,7 +54,7 @@ class MarsSelfSpeculative(Method):
 
     def new_tree(self) -> DraftTree:
         """Return the tree of a step, without guesses yet."""
-        return draft_tree(self.tree, self.ahead, f"{self.name}: tree={self.tree!r}")
+        return parse_tree(self.tree, self.ahead, f"{self.name}: tree={self.tree!r}")
 
     @cached_property
     def of_drafts(self) -> Window:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench.decoding.draft_trees import DraftTree, draft_tree
+from mtbench.decoding.draft_trees import DraftTree, parse_tree
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import Guesses
@@ -40,11 +40,11 @@ class Medusa(Method):
     choices = ("medusa:tree=1|3x2",)
 
     def __post_init__(self) -> None:
-        draft_tree(self.tree, self.heads, f"{self.name}: tree={self.tree!r}")
+        parse_tree(self.tree, self.heads, f"{self.name}: tree={self.tree!r}")
 
     def new_tree(self) -> DraftTree:
         """Return the tree of a step, without guesses yet."""
-        return draft_tree(self.tree, self.heads)
+        return parse_tree(self.tree, self.heads)
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         target = next(iter(checkpoints.values()))

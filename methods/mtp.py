@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mtbench.decoding.feature_drafting import draft_tree, first_entries, refuse_other_drafts, refuse_trees
+from mtbench.decoding.feature_drafting import draft_tree, first_entries, refuse_other_drafts
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import Guesses
@@ -40,8 +40,7 @@ class Mtp(TreeMethod):
     choices = ("mtp:ahead=1|2|3",)
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
-        refuse_other_drafts(checkpoints, self.draft, sequential=True)
-        refuse_trees(checkpoints, self.draft, self.tree)
+        refuse_other_drafts(checkpoints, self.draft, sequential=True, tree=self.tree)
 
     def window(self) -> Window:
         return self.tree_window()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Sequence
 import numpy as np
 from torch import Tensor
 
+Path = tuple[int, ...]  # tokens
 Logits = Callable[[list[int]], Tensor]  # ids (L,) -> logits (L, V), −∞ where no arm may emit
 
 
@@ -68,15 +69,13 @@ def speculative(
             return answer, commits
 
 
-def likeliest_prefixes(
-    log_p: Callable[[tuple[int, ...]], Sequence[float]], depth: int, nodes: int
-) -> list[tuple[int, ...]]:
+def likeliest_prefixes(log_p: Callable[[Path], Sequence[float]], depth: int, nodes: int) -> list[Path]:
     """Return the likeliest prefixes of at most `depth` tokens, the likeliest first, by a heap (arXiv 2604.12989).
 
     `log_p`: of each token after a prefix.
     """
-    heap: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    found: list[tuple[int, ...]] = []
+    heap: list[tuple[float, Path]] = [(0.0, ())]
+    found: list[Path] = []
     while heap and len(found) <= nodes:
         cost, path = heapq.heappop(heap)
         found.append(path)
@@ -87,15 +86,10 @@ def likeliest_prefixes(
 
 
 def tree_speculative(
-    target: Logits,
-    guessed: Callable[[list[int]], Container[tuple[int, ...]]],
-    prompt: list[int],
-    budget: int,
-    end: int,
+    target: Logits, guessed: Callable[[list[int]], Container[Path]], prompt: list[int], budget: int, end: int
 ) -> tuple[list[int], list[int]]:
     """Return tokens and commits: greedy tokens while they are one of the paths that are guessed after a text."""
-    answer: list[int] = []
-    commits: list[int] = []
+    answer, commits = list[int](), list[int]()
     while True:
         text, new = prompt + answer, list[int]()
         paths = guessed(text)

@@ -7,7 +7,6 @@ and target share), so a tree holds what the target will probably draw.
 R = rows, D = depth, M = guesses of the depth before, G = guesses, N = guesses of `best:N`, V = vocabulary.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -19,74 +18,58 @@ from mtbench.decoding.trees import Guesses
 from mtbench.models.attention import ALIGNED
 
 
-class DraftTree(ABC):
-    """A tree in the making. A method makes a new one in each step."""
+class Products:
+    """`branches[d]` guesses follow each guess of the depth before. Each step makes a new tree."""
 
-    chain = False  # each guess has one child
     room = 0  # slots that the entries of all levels need more than the guesses
 
-    def __init__(self, depth: int) -> None:
-        self.depth = depth  # D: levels, and most guesses of a path
+    def __init__(self, branches: Sequence[int]) -> None:
+        self.branches, self.depth = branches, len(branches)
+        self.chain = max(branches) == 1
         self.tokens: list[Tensor] = []  # guesses of each level so far, (R, M)
 
     @property
-    @abstractmethod
     def window(self) -> Window:
         """The shape of a forward that feeds the guesses."""
+        offset, sees = trees.tree(trees.products(self.branches))
+        return Window(1, len(offset), self.depth + 1, sees=sees, offset=offset)
 
-    @abstractmethod
+    def at_once(self, rows: Rows, logits: Tensor, places: Tensor) -> Tensor:
+        """Return all guesses by logits (R, D, V) that do not depend on guesses before, at positions (R, D)."""
+        return trees.same_children(rows.best(logits, places, max(self.branches)), self.branches)
+
     def add(self, rows: Rows, logits: Tensor, places: Tensor) -> Tensor:
         """Choose the next level by logits (R, M, V) after each guess of the level before, at positions (R, M).
 
         Returns the parent of each guess, (R, guesses of the level), by its number in the level before.
         """
-
-    @abstractmethod
-    def guesses(self) -> Tensor | Guesses:
-        """Return the guesses of all levels, as `Method.propose` does."""
-
-    @abstractmethod
-    def at_once(self, rows: Rows, logits: Tensor, places: Tensor) -> Tensor | Guesses:
-        """Return the guesses by logits (R, D, V) that do not depend on guesses before, at positions (R, D)."""
-
-
-class Products(DraftTree):
-    """`branches[d]` guesses follow each guess of the depth before."""
-
-    def __init__(self, branches: Sequence[int]) -> None:
-        super().__init__(len(branches))
-        self.branches, self.chain = branches, max(branches) == 1
-
-    @property
-    def window(self) -> Window:
-        offset, sees = trees.tree(trees.products(self.branches))
-        return Window(1, len(offset), self.depth + 1, sees=sees, offset=offset)
-
-    def add(self, rows: Rows, logits: Tensor, places: Tensor) -> Tensor:
         children = self.branches[len(self.tokens)]
         self.tokens.append(rows.best(logits, places, children).flatten(1))
         before = torch.arange(logits.shape[1], device=logits.device)
         return before.repeat_interleave(children).expand_as(self.tokens[-1])
 
     def guesses(self) -> Tensor:
+        """Return the guesses of all levels that were added."""
         return torch.cat(self.tokens, 1)
 
-    def at_once(self, rows: Rows, logits: Tensor, places: Tensor) -> Tensor:
-        return trees.same_children(rows.best(logits, places, max(self.branches)), self.branches)
 
+class Best:
+    """The N likeliest prefixes, by the functions of `Products`. A level has N guesses, of which not all are kept."""
 
-class Best(DraftTree):
-    """The N likeliest prefixes. Each level has N guesses, of which the tree keeps those among the N of all levels."""
+    chain = False
 
     def __init__(self, nodes: int, depth: int) -> None:
-        super().__init__(min(depth, nodes))
-        self.likeliest = trees.Likeliest(nodes)
+        self.likeliest, self.depth = trees.Likeliest(nodes), min(depth, nodes)
         self.tokens = self.likeliest.tokens
         self.room = -(-max(0, self.depth - 2) * nodes // ALIGNED) * ALIGNED
 
     @property
     def window(self) -> Window:
         return Window(1, self.likeliest.nodes, self.depth + 1)
+
+    def at_once(self, rows: Rows, logits: Tensor, places: Tensor) -> Guesses:
+        nodes = self.likeliest.nodes
+        return trees.best(*rows.likeliest(logits, places, nodes), nodes)
 
     def add(self, rows: Rows, logits: Tensor, places: Tensor) -> Tensor:
         self.likeliest.add(*rows.likeliest(logits, places, self.likeliest.nodes))
@@ -95,17 +78,18 @@ class Best(DraftTree):
     def guesses(self) -> Guesses:
         return self.likeliest.tree()
 
-    def at_once(self, rows: Rows, logits: Tensor, places: Tensor) -> Guesses:
-        nodes = self.likeliest.nodes
-        return trees.best(*rows.likeliest(logits, places, nodes), nodes)
+
+DraftTree = Products | Best
 
 
 def taken(values: Tensor, parents: Tensor) -> Tensor:
     """Return the values (R, M, …) of the parents (R, K) of a level, (R, K, …)."""
+    if values.shape[1] == 1:  # all have one parent
+        return values.expand(-1, parents.shape[1], *values.shape[2:])
     return values[torch.arange(len(values), device=values.device)[:, None], parents]
 
 
-def draft_tree(text: str, depth: int, given: str = "") -> DraftTree:
+def parse_tree(text: str, depth: int, given: str = "") -> DraftTree:
     """Return the tree of an option's text, such as `3x2` or `best:16`. Raises UserError, which begins with `given`."""
     if nodes := trees.parse_budget(text):
         return Best(nodes, depth)

@@ -28,10 +28,18 @@ from mtbench.models.loading import Inspected
 from mtbench.models.runner import ModelRunner
 
 
-def refuse_other_drafts(checkpoints: Mapping[str, Inspected], role: str, *, sequential: bool) -> None:
-    """Raise UnreadableCheckpoint unless the checkpoint in a role is a draft that reads features, of this kind."""
+def refuse_other_drafts(checkpoints: Mapping[str, Inspected], role: str, *, sequential: bool, tree: str = "1") -> None:
+    """Raise UnreadableCheckpoint unless the checkpoint in a role is a draft that reads features, of this kind.
+
+    Raises UserError if it drafts a chain only, and the `tree` is none.
+    """
     config = checkpoints[role].config
     if isinstance(config, DraftConfig) and config.sequential == sequential:
+        if config.modules > 1 and tree != "1":
+            raise UserError(
+                f"tree={tree} needs a draft of one layer, and {checkpoints[role].source!r} in role {role!r} is "
+                f"{config.name}, which draft a chain; leave out tree."
+            )
         return
     what = config.name if isinstance(config, DraftConfig) else f"a whole model ({config.model_type})"
     kind = "drafts token by token" if sequential else "drafts a block at once"
@@ -39,16 +47,6 @@ def refuse_other_drafts(checkpoints: Mapping[str, Inspected], role: str, *, sequ
         f"checkpoint {checkpoints[role].source!r} in role {role!r} is {what}, and a draft that {kind} is needed; name "
         f"one with `--checkpoint {role}=PATH_OR_ID`. See `mtbench ls methods`."
     )
-
-
-def refuse_trees(checkpoints: Mapping[str, Inspected], role: str, tree: str) -> None:
-    """Raise UserError for a tree if the draft in a role can draft a chain only."""
-    draft = checkpoints[role]
-    if draft.config.modules > 1 and tree != "1":
-        raise UserError(
-            f"tree={tree} needs a draft of one layer, and {draft.source!r} in role {role!r} is {draft.config.name}, "
-            "which draft a chain; leave out tree."
-        )
 
 
 def draft_runner(runners: ModelRunners, role: str) -> DraftRunner:
@@ -103,28 +101,29 @@ def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, tre
     entries = new_entries(runner, runners, rows, cached)
     metadata = AttentionMetadata(entries.slots, entries.slots, base, runners.view)
     out = runner.step(entries.ids, entries.features, metadata, judged=1)
-    logits, sees, offset = list[Tensor](), rows.tokens.new_zeros(len(base), 1, 0).bool(), base[:0]
+    logits: list[Tensor] = []
+    sees = offset = None
     for depth in range(tree.depth):
         places = (rows.known[:, None] + depth).expand(-1, out.logits.shape[1])
         parents = tree.add(rows, out.logits, places)
-        chosen, first = tree.tokens[-1], len(offset)
+        chosen, first = tree.tokens[-1], sum(level.shape[1] for level in tree.tokens[:-1])
         logits.append(out.logits)
         if depth + 1 < tree.depth:
             assert out.feature is not None
-            # All guesses of a level have an entry, also those that are not among the likeliest in the end.
-            own = torch.eye(chosen.shape[1], dtype=torch.bool, device=base.device).expand(len(base), -1, -1)
-            sees = torch.cat((taken(sees, parents), own), 2)
-            offset = torch.cat((offset, torch.full_like(chosen[0], depth)))
+            if not tree.chain:  # all guesses of a level have entries, also those that the tree does not keep
+                own = torch.eye(chosen.shape[1], dtype=torch.bool, device=base.device).expand(len(base), -1, -1)
+                sees = own if sees is None else torch.cat((taken(sees, parents), own), 2)
+                offset = torch.cat([torch.full_like(level[0], number) for number, level in enumerate(tree.tokens)])
             metadata = AttentionMetadata(
                 slots=base[:, None] + first + torch.arange(chosen.shape[1], device=base.device),
                 positions=(base[:, None] + depth).expand_as(chosen),
                 base=base,
                 view=runners.view + tree.room,
-                sees=None if tree.chain else sees,
-                offset=None if tree.chain else offset,
+                sees=sees,
+                offset=offset,
             )
-            feature = taken(out.feature, parents)
-            out = runner.step(chosen, feature, metadata, judged=chosen.shape[1], depth=depth + 1)
+            features = taken(out.feature, parents)
+            out = runner.step(chosen, features, metadata, judged=chosen.shape[1], depth=depth + 1)
     return DraftedTree(tree.guesses(), torch.cat(logits, 1))
 
 

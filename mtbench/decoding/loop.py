@@ -294,8 +294,7 @@ class Batch:
         self.rows = replace(self.rows, options=self.options if run.sets_options else {})
         for runner in self.runners.values():
             taps = self.method.taps(self.runners) if runner is self.target else ()
-            room = 0 if runner is self.target else self.window.room
-            runner.reserve(self.width, self.slots + room, taps)
+            runner.reserve(self.width, self.slots + self.window.room * (runner is not self.target), taps)
         self.widths.set_costs(self.target, self.runners)
 
     def _replace(self, run: RunState) -> None:

@@ -147,7 +147,7 @@ class Likeliest:
         self.nodes = nodes  # N
         self.tokens: list[Tensor] = []  # of each level, (R, N): the last token of its prefixes, the likeliest first
         self.parents: list[Tensor] = []  # (R, N), by number in the level before; of the first level zeros
-        self.log_p: list[Tensor] = []  # (R, N) of the whole prefix, float64; −∞: there are no more prefixes
+        self.log_p: list[Tensor] = []  # (R, N) of the whole prefix, float64; −∞ where there are fewer
 
     def add(self, tokens: Tensor, log_p: Tensor) -> None:
         """Add a level: the candidates (R, M, n) after each prefix of the level before, and their log-probabilities.
@@ -158,23 +158,21 @@ class Likeliest:
         if self.log_p:
             log_p = self.log_p[-1][..., None] + log_p
         every = log_p.flatten(1)
-        missing = max(0, self.nodes - every.shape[1])
-        top = pad(every, (0, missing), value=-torch.inf).topk(self.nodes, 1)
-        flat = pad(tokens.expand_as(log_p).flatten(1), (0, missing))
-        self.tokens.append(flat.gather(1, top.indices))
+        room = (0, max(0, self.nodes - every.shape[1]))
+        top = pad(every, room, value=-torch.inf).topk(self.nodes, 1)
+        self.tokens.append(pad(tokens.expand_as(log_p).flatten(1), room).gather(1, top.indices))
         self.parents.append(top.indices // log_p.shape[2] if self.log_p else torch.zeros_like(top.indices))
         self.log_p.append(top.values)
 
     def tree(self) -> Guesses:
-        """Return the N likeliest prefixes of all levels as guesses, the likeliest first.
+        """Return the N likeliest prefixes of all levels as guesses, the likeliest first, at last impossible ones.
 
         Of equals a shallower one is first, so a parent has a lower number than its children.
         """
         nodes, tokens, device = self.nodes, torch.cat(self.tokens, 1), self.tokens[0].device
         order = torch.cat(self.log_p, 1).sort(dim=1, descending=True, stable=True).indices[:, :nodes]
-        # Numbers from 1 on; ROOT has 0.
-        first = [level * nodes + 1 for level in range(len(self.parents) - 1)]
-        before = [self.parents[0], *(begin + parent for begin, parent in zip(first, self.parents[1:], strict=True))]
+        # ROOT has number 0, prefix g of level l has l·N + g + 1.
+        before = [parents + max(0, (level - 1) * nodes + 1) for level, parents in enumerate(self.parents)]
         number = torch.arange(1, nodes + 1, device=device).expand_as(order)
         place = torch.zeros_like(tokens).scatter(1, order, number)
         parent = pad(place, (1, 0)).gather(1, torch.cat(before, 1).gather(1, order))

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mtbench import sampling
-from mtbench.decoding.draft_trees import DraftTree, draft_tree
+from mtbench.decoding.draft_trees import DraftTree, parse_tree
 from mtbench.decoding.method import NONE, Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.errors import UserError
 from mtbench.options import AUTO
@@ -130,7 +130,7 @@ class TreeMethod(VerifiedMethod):
 
     def __post_init__(self) -> None:
         if self.ahead != AUTO:
-            draft_tree(self.tree, self.ahead, f"{self.name}: tree={self.tree!r}")
+            parse_tree(self.tree, self.ahead, f"{self.name}: tree={self.tree!r}")
         for given, only_chains in (
             (f"ahead={self.ahead}", self.ahead == AUTO),
             (f"verify={self.verify}", self.verify != "match"),
@@ -144,7 +144,7 @@ class TreeMethod(VerifiedMethod):
 
     def new_tree(self) -> DraftTree:
         """Return the tree of a step, without guesses yet."""
-        return draft_tree(self.tree, self.ahead)
+        return parse_tree(self.tree, self.ahead)
 
     def tree_window(self, *, at_once: bool = False) -> Window:
         """Return the shape of a forward that feeds the guesses. The draft makes one forward, or one a level."""
