@@ -48,9 +48,7 @@ class MarsSelfSpeculative(Method):
         if self.ahead != AUTO:
             self.new_tree()
         elif self.tree != "1":
-            raise UserError(
-                f"{self.name}: ahead=auto needs a chain; with tree={self.tree} give a number, such as ahead=3."
-            )
+            raise UserError(f"{self.name}: tree={self.tree} needs a number as ahead, such as ahead=3; ahead is auto.")
 
     def new_tree(self) -> DraftTree:
         """Return the tree of a step, without guesses yet."""

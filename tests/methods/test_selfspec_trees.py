@@ -115,7 +115,7 @@ def test_a_step_with_a_tree_never_waits_for_the_host(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tree": "best:8"}, "ahead=auto needs a chain; with tree=best:8 give a number"),
+        ({"tree": "best:8"}, "mars-selfspec: tree=best:8 needs a number as ahead"),
         ({"ahead": 3, "tree": "best:0"}, "mars-selfspec: tree='best:0' is not allowed"),
         ({"ahead": 1, "tree": "2x2"}, "of up to 1 depths"),
     ],
