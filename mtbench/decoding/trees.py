@@ -64,6 +64,21 @@ def mask_groups(drafts: int, masks: int) -> list[int]:
     return parents
 
 
+def with_masks(offset: Tensor, sees: Tensor, masks: int) -> tuple[Tensor, Tensor]:
+    """Return `offset` (…, G) and `sees` (…, G, G) of a tree with G + 1 groups of M masks, a chain each.
+
+    Group 0 follows ROOT, group g + 1 follows guess g; its mask m is guess G + (g + 1)·M + m.
+    """
+    guesses, groups = offset.shape[-1], offset.shape[-1] + 1
+    refuse_too_many(guesses + groups * masks)
+    mask = torch.arange(groups * masks, device=offset.device)
+    behind = pad(offset + 1, (1, 0)).repeat_interleave(masks, -1) + mask % masks
+    ancestors = pad(sees, (0, 0, 1, 0)).repeat_interleave(masks, -2)
+    own = (mask[:, None] // masks == mask // masks) & (mask[:, None] >= mask)
+    below = torch.cat((ancestors, own.expand(*sees.shape[:-2], -1, -1)), -1)
+    return torch.cat((offset, behind), -1), torch.cat((pad(sees, (0, len(mask))), below), -2)
+
+
 def products(branches: Sequence[int], first: int = 0) -> list[int]:
     """Return the parents of a tree in which `branches[d]` guesses follow each guess of the previous depth.
 

@@ -141,7 +141,7 @@ CASES = [
     *cases("translated", "speculative", {"vocabulary": "intersection"}),
     *cases("translated", "speculative", {"vocabulary": "intersection", "per_forward": "all", "ahead": "auto"}),
     *cases("sometimes|never|always", "mars-speculative", {}, {"ahead": 2, "block_size": 3}, {"per_forward": 2}),
-    *cases("plain", "mars-selfspec", {}, {"ahead": 1}, {"ahead": 3}),
+    *cases("plain", "mars-selfspec", {}, {"ahead": 1}, {"ahead": 3}, {"ahead": 2, "tree": "best:6"}),
     *cases("headed", "medusa", *({"heads": HEADS, "tree": tree} for tree in ("1", "3x2", "1x2x2", "best:7"))),
     *cases("specforge|deepspec|speculators|specforge 3.1", "eagle", {}, {"ahead": 3, "tree": "3x3x2"}),
     *cases("specforge", "eagle", {"ahead": 7}, {"ahead": "auto"}, {"verify": "rejection"}),
