@@ -59,12 +59,17 @@ class MarsSelfSpeculative(Method):
         """The shape of a forward without masks."""
         return self.new_tree().window
 
+    @property
+    def depth(self) -> int:
+        """Drafts of a path, and masks of a group: K, or less if the tree has fewer guesses."""
+        return self.of_drafts.commits - 1
+
     def window(self) -> Window:
         window = self.of_drafts
-        guesses = window.guesses + (window.guesses + 1) * self.ahead
+        guesses = window.guesses + (window.guesses + 1) * self.depth
         if window.sees is None or window.offset is None:
             return replace(window, guesses=guesses)
-        offset, sees = with_masks(window.offset, window.sees, self.ahead)
+        offset, sees = with_masks(window.offset, window.sees, self.depth)
         return replace(window, guesses=guesses, offset=offset, sees=sees)
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
@@ -83,25 +88,25 @@ class MarsSelfSpeculative(Method):
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor | Guesses:
         drafts = state["drafts"][:, : self.of_drafts.guesses]
-        ids = torch.cat((drafts, state["mask"].expand(-1, (drafts.shape[1] + 1) * self.ahead)), 1)
+        ids = torch.cat((drafts, state["mask"].expand(-1, (drafts.shape[1] + 1) * self.depth)), 1)
         if self.of_drafts.sees is not None:
             return ids
-        offset, sees = with_masks(state["offset"], state["sees"], self.ahead)
+        offset, sees = with_masks(state["offset"], state["sees"], self.depth)
         return Guesses(ids, sees, offset)
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
-        count, masks, path = self.of_drafts.guesses, torch.arange(self.ahead, device=rows.known.device), None
+        count, masks, path = self.of_drafts.guesses, torch.arange(self.depth, device=rows.known.device), None
         drafts = output.guess[:, :count]
         if self.tree == "1":
             accepted = sampling.prefix_length(output.agrees(drafts))
-            tokens = output.choice[:, : self.ahead + 1]
-            group = count + 1 + accepted[:, None] * self.ahead + masks
+            tokens = output.choice[:, : self.depth + 1]
+            group = count + 1 + accepted[:, None] * self.depth + masks
             state["drafts"].copy_(state["mask"])
-            state["drafts"][:, : self.ahead] = output.choice.gather(1, group)
+            state["drafts"][:, : self.depth] = output.choice.gather(1, group)
         else:
-            tokens, accepted, path = verify_tree(output, drafts, self.of_drafts.commits - 1)
+            tokens, accepted, path = verify_tree(output, drafts, self.depth)
             last = pad(path + 1, (1, 0)).gather(1, accepted[:, None])
-            group = count + 1 + last * self.ahead + masks
+            group = count + 1 + last * self.depth + masks
             logits = output.logits.gather(1, group[..., None].expand(-1, -1, output.logits.shape[2]))
             guesses = self.new_tree().at_once(rows, logits, output.position.gather(1, group))
             if isinstance(guesses, Guesses):

@@ -51,19 +51,6 @@ def chain(length: int) -> list[int]:
     return list(range(ROOT, length - 1))
 
 
-def mask_groups(drafts: int, masks: int) -> list[int]:
-    """Return the parents of K chained drafts and of K + 1 groups of M masks; group j follows draft j, group 0 ROOT.
-
-    If the first j drafts are accepted, group j continues that text: its mask m is guess K + j·M + m.
-    """
-    refuse_too_many(drafts + (drafts + 1) * masks)
-    parents = chain(drafts)
-    for draft in range(ROOT, drafts):
-        group = [draft, *range(len(parents), len(parents) + masks - 1)]
-        parents += group[:masks]
-    return parents
-
-
 def with_masks(offset: Tensor, sees: Tensor, masks: int) -> tuple[Tensor, Tensor]:
     """Return `offset` (…, G) and `sees` (…, G, G) of a tree with G + 1 groups of M masks, a chain each.
 

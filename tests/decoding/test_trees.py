@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
-from mtbench.decoding.trees import ROOT, Guesses, best, longest, mask_groups, tree
+from mtbench.decoding.trees import ROOT, Guesses, best, chain, longest, tree, with_masks
 
 
 @given(strategies.lists(strategies.integers(0, 100), max_size=12))
@@ -26,7 +26,7 @@ def test_a_guess_attends_to_its_ancestors_and_follows_its_parent(seeds: list[int
 
 @pytest.mark.parametrize(("drafts", "masks"), [(1, 1), (3, 2), (2, 4)])
 def test_group_j_continues_the_first_j_drafts(drafts: int, masks: int) -> None:
-    offset, sees = tree(mask_groups(drafts, masks))
+    offset, sees = with_masks(*tree(chain(drafts)), masks)
     assert len(offset) == drafts + (drafts + 1) * masks
     for group in range(drafts + 1):
         for mask in range(masks):
