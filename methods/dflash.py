@@ -47,7 +47,7 @@ class Block(NamedTuple):
     """The drafts of a block, or the guesses of a tree."""
 
     tokens: Tensor | Guesses  # (R, K)
-    logits: Tensor  # (R, K, V) that they were chosen from; of a tree one for all children of a guess, or of a depth
+    logits: Tensor  # (R, K, V) that drafts of a chain were chosen from; of a tree those of the block
     sure: Tensor  # (R,) leading drafts that are likely enough to be accepted
 
 
@@ -141,7 +141,7 @@ class DFlash(TreeMethod):
                 judged.append(behind if k >= draft.format.uncorrected else place)
                 state = taken(state, tree.add(rows, judged[-1], places[:, k, None].expand_as(before)))
                 before = tree.tokens[-1]
-            tokens, logits = tree.guesses(), torch.cat(judged, 1)
+            tokens, logits = tree.guesses(), torch.cat(judged, 1) if tree.chain else logits
         sure = torch.full_like(rows.known, self.ahead)
         if self.confidence:
             assert isinstance(tokens, Tensor), "of a chain"

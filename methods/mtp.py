@@ -1,4 +1,4 @@
-"""Multi-token prediction: layers in the target's own checkpoint draft a chain of tokens.
+"""Multi-token prediction: layers in the target's own checkpoint draft a chain or a tree of tokens.
 
 DeepSeek-AI: "DeepSeek-V3 Technical Report", arXiv 2412.19437, sections 2.2 and 5.4.3. The layer reads the target's last
 hidden state at a position, with the token after it, and predicts the token after that; for more tokens it reads its own

@@ -59,7 +59,9 @@ class CheckpointOptions(Record):
     examples: Annotated[
         common.Examples, Field(description="Conversations to train on, of each --data; default: all.")
     ] = None
-    teacher: Annotated[str | None, option("Checkpoint to distil from, as in --base.", TRAINED)] = None
+    teacher: Annotated[
+        str | None, option("Checkpoint to distil from, as in --base; of self-distill by default the base.", TRAINED)
+    ] = None
     mask_token: Annotated[
         str | None,
         option(
@@ -99,6 +101,9 @@ def recipe(
     flops: Annotated[
         float | None, option("FLOPs of each training, in the place of a recipe's own.", TRAINED, ge=1)
     ] = None,
+    mask_token: Annotated[
+        str | None, option("Reserved token of the tokenizer as the mask token of --base, if it has none.", TRAINED)
+    ] = None,
     data_dir: common.DataDir = None,
     offline: common.Offline = False,
     dry_run: common.TrainingDryRun = False,
@@ -106,22 +111,20 @@ def recipe(
     if ctx.invoked_subcommand is not None:
         if recipe is not None:
             raise UserError(f"--recipe {recipe} sets the objectives itself; leave out {ctx.invoked_subcommand!r}.")
+        for name, value in (("--seeds", seeds), ("--flops", flops), ("--mask-token", mask_token)):
+            if value is not None:
+                raise UserError(
+                    f"{name} before {ctx.invoked_subcommand!r} is for --recipe; give it after that, if at all."
+                )
         return
     from mtbench.training import recipe_runner
-    from mtbench.training.recipes import RECIPES, changed, seeded
 
     if recipe is None and dry_run:
         raise UserError("--dry-run needs an objective or --recipe; see `mtbench train --help`.")
     if recipe is None:
         out.print(ctx.get_help())
         raise typer.Exit(MISTAKE)
-    if recipe not in RECIPES:
-        raise unknown("recipe", recipe, RECIPES, "mtbench train --help")
-    stages = changed(RECIPES[recipe], base, tuple(data), flops)
-    if flops is not None and not any(stage.settings.flops for stage in stages):
-        raise UserError(f"recipe {recipe} has no trainings by FLOPs; leave out --flops.")
-    if seeds is not None:
-        stages = seeded(stages, seeds)
+    stages = _stages(recipe, base, data, seeds, flops, mask_token)
     folder = out_folder or Path("checkpoints") / recipe
     workers = workers or recipe_runner.default_workers()
     session = ["--data-dir", data_dir] if data_dir else []
@@ -135,6 +138,23 @@ def recipe(
     if not recipe_runner.run(stages, folder, workers, launch, session, warn):
         raise typer.Exit(FAILED)
     _print_path(folder)
+
+
+def _stages(
+    recipe: str, base: str | None, data: Sequence[str], seeds: int | None, flops: float | None, mask_token: str | None
+) -> tuple[Any, ...]:
+    """Return the stages of a recipe with what takes the place of its own. Raises UserError for other recipes."""
+    from mtbench.training.recipes import RECIPES, changed, seeded
+
+    if recipe not in RECIPES:
+        raise unknown("recipe", recipe, RECIPES, "mtbench train --help")
+    stages = changed(RECIPES[recipe], base, tuple(data), flops=flops, mask_token=mask_token)
+    if flops is not None and not any(stage.settings.flops for stage in stages):
+        having = ", ".join(name for name, of in RECIPES.items() if any(stage.settings.flops for stage in of))
+        raise UserError(
+            f"recipe {recipe} has no trainings by FLOPs; leave out --flops {flops:g}. Those that have: {having}."
+        )
+    return stages if seeds is None else seeded(stages, seeds)
 
 
 @app.command()

@@ -3,8 +3,8 @@
 The first forward of a step feeds the entries that are not final yet: positions that the target has decided since. Then
 a sequential draft reads its own tokens and features, level by level of a tree of guesses; a chain is a tree whose
 levels have one guess (EAGLE, arXiv 2401.15077, section 3). A parallel draft reads masks behind the final entries in the
-same forward, and each mask predicts the next depth (P-EAGLE, arXiv 2602.01469); all guesses of a depth have the same
-children then.
+same forward, and each mask predicts the next depth (P-EAGLE, arXiv 2602.01469); all guesses of a depth then follow one
+distribution.
 
 The cursor `cached` in the method's state counts the draft's final entries. Entries made of the draft's own features, or
 of masks, lie behind it; the next step overwrites them. A guess for position p has its entry at p − 1.
@@ -87,7 +87,7 @@ class DraftedTree(NamedTuple):
     """The guesses of a tree, and the logits that they were chosen from."""
 
     tokens: Tensor | Guesses  # (R, G)
-    logits: Tensor  # (R, K, V): of each guess of a chain; of a tree one for all children of a guess, or of a depth
+    logits: Tensor  # (R, K, V) of each guess of a chain, or of each depth; of another tree those of the first guess
 
 
 def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, tree: DraftTree) -> DraftedTree:
@@ -124,7 +124,7 @@ def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, tre
             )
             features = taken(out.feature, parents)
             out = runner.step(chosen, features, metadata, judged=chosen.shape[1], depth=depth + 1)
-    return DraftedTree(tree.guesses(), torch.cat(logits, 1))
+    return DraftedTree(tree.guesses(), torch.cat(logits, 1) if tree.chain else logits[0])
 
 
 def draft_in_turn(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor, count: int) -> DraftedTree:

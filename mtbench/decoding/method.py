@@ -120,8 +120,10 @@ class Rows:
         Probabilities are the softmax of `scores`. A vocabulary of fewer tokens than `count` gives as many as it has.
         """
         scores = self.scores(logits, position)
+        if scores.dtype != torch.double:
+            scores = scores.float()  # a copy in float64 of a large vocabulary would take most of a step's time
         top = scores.topk(min(count, scores.shape[2]), -1)
-        return top.indices, top.values.double() - scores.double().logsumexp(-1, keepdim=True)
+        return top.indices, top.values.double() - scores.logsumexp(-1, keepdim=True).double()
 
     def scores(self, logits: Tensor, position: Tensor) -> Tensor:
         """Return what `choose` takes the largest of, (R, n, V): logits, or with a temperature logits/T plus noise."""

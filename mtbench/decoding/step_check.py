@@ -36,7 +36,8 @@ def _fault(device: torch.device) -> str | None:
     """
     wrong = "a kernel that {} does not give what its definition gives"
     try:
-        for seed, ((guesses, tree), block) in enumerate(product(((0, False), (6, False), (6, True)), (1, 4))):
+        trees = ((0, None), (6, None), (6, "shared"), (6, "by row"))
+        for seed, ((guesses, tree), block) in enumerate(product(trees, (1, 4))):
             if case_differs(device, seed, guesses, tree=tree, block=block):
                 return wrong.format("feeds or commits")
         if _choices_differ(device):
@@ -82,8 +83,11 @@ def _moves_differ(device: torch.device) -> bool:
     return not all(torch.equal(a, b) for a, b in zip(stores, expected, strict=True))
 
 
-def case_differs(device: torch.device, seed: int, guesses: int, *, tree: bool, block: int) -> bool:
-    """Return whether the kernels give other results than the definitions for random rows."""
+def case_differs(device: torch.device, seed: int, guesses: int, *, tree: str | None, block: int) -> bool:
+    """Return whether the kernels give other results than the definitions for random rows.
+
+    `tree`: None for a chain, "shared" by all rows, or "by row".
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def integers(high: int, *shape: int) -> Tensor:
@@ -92,7 +96,7 @@ def case_differs(device: torch.device, seed: int, guesses: int, *, tree: bool, b
     count = ROWS
     known = 20 + integers(20, count)
     base = block_start(known, block)
-    each = (count,) if seed % 2 else ()  # of odd seeds each row has a tree of its own
+    each = (count,) if tree == "by row" else ()
     offset = integers(guesses, *each, guesses) if tree else None
     sees = integers(2, *each, guesses, guesses).bool() if tree else None
     window = Window(PENDING, guesses, guesses + 1, sees, offset)

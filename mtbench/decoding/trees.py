@@ -191,7 +191,7 @@ def longest(agrees: Tensor, sees: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """Return the longest path of correct guesses from ROOT.
 
     `agrees` (R, G): which guesses are the target's choice after their parents. `sees` (G, G) or (R, G, G). Returns the
-    number of correct guesses (R,) and the path by number (R, depth), which repeats the last guess behind its end.
+    number of correct guesses (R,) and the path by number (R, depth); behind its end stands the tree's last guess.
     """
     right = ~(sees & ~agrees[:, None]).any(-1)
     correct, last = (right * sees.sum(-1)).max(1)

@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pydantic import BaseModel, ValidationError
+
 from mtbench.document.formatting import NONE, counted, few, listed, memory, number
 from mtbench.errors import UserError
 from mtbench.models.families import RECORD, read_training_record
@@ -139,17 +141,23 @@ def training_records(cells: Sequence[ResultCell]) -> dict[str, Path]:
     return {name: file for name, file in files.items() if file.is_file()}
 
 
+class TrainingCost(BaseModel):
+    """The fields of a training record that say what the training cost."""
+
+    tokens: dict[str, int]
+    forwards: dict[str, int]
+    flops: int
+
+
 def training_cost(file: Path) -> str:
     """Return where a training record is, and what it says of the cost: positions, forward passes, FLOPs."""
     try:
-        record = read_training_record(file.parent)
-    except UserError:
+        cost = TrainingCost.model_validate(read_training_record(file.parent))
+    except (UserError, ValidationError):  # older, or another program's
         return str(file)
-    if not record.get("flops"):
-        return str(file)
-    student, teacher = (record.get("forwards", {}).get(who, 0) for who in ("student", "teacher"))
+    student, teacher = (cost.forwards.get(who, 0) for who in ("student", "teacher"))
     passes = f"{student:,} forward passes" + (f" and {teacher:,} of the teacher" if teacher else "")
-    return f"{file} ({record.get('tokens', {}).get('fed', 0):,} positions fed, {passes}, {record['flops']:.3g} FLOPs)"
+    return f"{file} ({cost.tokens.get('fed', 0):,} positions fed, {passes}, {cost.flops:.3g} FLOPs in all)"
 
 
 def weights(results: Results) -> list[str]:

@@ -102,7 +102,8 @@ def top_tokens(hidden: Tensor, head: Tensor) -> Tensor:
     if torch.is_autocast_enabled(device_type):
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
     with torch.autocast(device_type, enabled=False):
-        found = [(hidden[part] @ head.to(hidden.dtype).T).argmax(1) for part in chunks(len(hidden), len(head))]
+        weights = head.to(hidden.dtype)
+        found = [(hidden[part] @ weights.T).argmax(1) for part in chunks(len(hidden), len(head))]
     return torch.cat([torch.empty(0, dtype=torch.long, device=hidden.device), *found])
 
 

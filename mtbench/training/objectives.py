@@ -84,7 +84,7 @@ class Objective:
 
     @property
     def needs_teacher(self) -> bool:
-        return False
+        return self.taught_by_base
 
     def max_fed_tokens(self, length: int, prompt: int) -> int:
         """Return an upper bound of the tokens fed for a conversation of `length` tokens: here all but the last."""

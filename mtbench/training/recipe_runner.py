@@ -76,8 +76,12 @@ def _is_complete(stage: Stage, out: Path) -> bool:
     if not out.exists() or stage.answer_tokens is not None:
         return out.exists()
     record = read_record(out)
-    objective, options = (stage.objective.name, asdict(stage.objective)) if stage.objective else (None, {})
-    if (record.get("objective"), record.get("options")) != (objective, options):
+    own: list[Any] = [None, {}]
+    found = [record.get("objective"), record.get("options")]
+    if stage.objective:
+        own = [stage.objective.name, asdict(stage.objective), stage.settings.seed, stage.settings.flops]
+        found += [record.get("settings", {}).get(name) for name in ("seed", "flops")]
+    if found != own:
         raise UserError(f"{out} is not the stage {stage.name!r} of this recipe; remove it or choose another `--out`.")
     return True
 

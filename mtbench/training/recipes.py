@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from mtbench.errors import UserError
 from mtbench.training.block_objectives import MarkovBlockDraft
 from mtbench.training.draft_objectives import Eagle
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
@@ -38,6 +39,10 @@ class Stage:
     shape: Mapping[str, int] = field(default_factory=dict)  # of the untrained checkpoint
     answer_tokens: int | None = None
     mask_token: str | None = None  # reserved token of a base that has no mask token
+
+    @property
+    def feeds_masks(self) -> bool:
+        return self.objective is not None and self.objective.needs_mask
 
     def to_read(self) -> int | None:
         """Return how many conversations to read of each of `data` (None: all), so that `examples` are trained on.
@@ -195,13 +200,21 @@ def seeded(stages: Sequence[Stage], seeds: int) -> tuple[Stage, ...]:
 
 
 def changed(
-    stages: Sequence[Stage], base: str | None, data: tuple[str, ...], flops: float | None = None
+    stages: Sequence[Stage],
+    base: str | None,
+    data: tuple[str, ...],
+    *,
+    flops: float | None = None,
+    mask_token: str | None = None,
 ) -> tuple[Stage, ...]:
     """Return the stages with another base, and other data, wherever they name no stage. None, (): as they are.
 
-    `flops`: of each training that has a budget of FLOPs.
+    `flops`: of each training that has a budget of FLOPs. `mask_token`: of the other base. Raises UserError for a base
+    with the name of a stage.
     """
     names = {stage.name for stage in stages}
+    if base in names:
+        raise UserError(f"--base {base} is the name of a stage; give a folder as ./{base}.")
 
     def model(source: str | None) -> str | None:
         return source if source is None or source in names else base or source
@@ -213,6 +226,7 @@ def changed(
             teacher=model(stage.teacher),
             data=stage.data if names.intersection(stage.data) else data or stage.data,
             settings=replace(stage.settings, flops=stage.settings.flops and (flops or stage.settings.flops)),
+            mask_token=(mask_token or (stage.mask_token if base is None else None)) if stage.feeds_masks else None,
         )
         for stage in stages
     )

@@ -4,7 +4,8 @@ Kirchenbauer et al., "Multi-Token Prediction via Self-Distillation", arXiv 2602.
 A.1. A span is an anchor, a clean token of the text, and k - 1 masks behind it: its k outputs predict k tokens at once.
 The student's choices, not the text, follow the anchor in the teacher's input, and each output learns the teacher's
 judgement at its place. As in the released code, spans lie 2·B + 1 - k tokens apart from a random first place, so that a
-text with its masks is cut into regions of 2·B tokens, and a step's loss is a mean over the predictions for one k.
+text with its masks is cut into regions of 2·B tokens, and a step's loss is a mean over the predictions for one k. The
+decoding of the paper, ConfAdapt, is the method `mars`: leading predictions of at least τ, the first always.
 
 The paper is silent, or its code is bound to its own batches, on three points. Here k and the first place are drawn for
 each conversation, since conversations of several k are packed into one row. A prediction weighs (2·B + 1 - k) / k, so
@@ -14,6 +15,7 @@ and in the last token of the prompt.
 Letters: L tokens of a conversation, M spans, N predictions, B the largest k.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -32,7 +34,7 @@ from mtbench.training.objectives import (
     first_target,
     joined,
 )
-from mtbench.training.packing import Example, Packed, Stream, TrainingSequence
+from mtbench.training.packing import Example, Examples, Packed, Stream, TrainingSequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +48,6 @@ class SelfDistill(Objective):
 
     block_size: int = option(16, "B: the largest k; a span predicts a random k of 2 … B tokens at once", low=2)
     target: Literal["hard", "soft"] = option("hard", "the teacher's likeliest token, or its distribution")
-
-    @property
-    def needs_teacher(self) -> bool:
-        return True
 
     def max_fed_tokens(self, length: int, prompt: int) -> int:
         spans = -(-self.divisor_share(length, prompt) // (self.block_size + 1))  # the most: of the largest k
@@ -79,6 +77,13 @@ class SelfDistill(Objective):
             target=text[place.flatten()],  # of the evaluation
             weight=torch.full((place.numel(), 1), apart / k, dtype=EXACT),
             ahead=ahead.flatten(),
+        )
+
+    def note(self, model: Model, data: Sequence[Examples]) -> str | None:
+        labels = data[0].lengths - data[0].prompts
+        short = int((labels < self.block_size).sum())
+        return (
+            f"{short:,} of {len(labels):,} answers are shorter than --block-size {self.block_size}" if short else None
         )
 
     def read_by_teacher(self, model: Model, states: TargetStates, batch: Packed) -> Packed:

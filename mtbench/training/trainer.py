@@ -34,7 +34,7 @@ from mtbench.training.schedule import Schedule
 
 MAX_LOG_STEPS = 20  # steps between two points of a curve, at most
 MIN_POINTS = 50  # points of a curve, at least, if a training has as many steps
-COUNTED = ("fed", "predicted", "pairs")  # of a training so far: tokens fed, predictions, query-key pairs that attend
+COUNTED = ("fed", "predicted", "pairs", "forwards")  # of a training: tokens, predictions, query-key pairs, passes
 PACKED = 4096  # tokens of a packed row
 ROWS = 8  # rows of a forward pass
 
@@ -145,7 +145,10 @@ def fit(job: TrainingJob) -> Trained | None:
     cost = cost_of(job.objective, job.model, job.teacher)
     if job.settings.flops is not None:
         if cost is None:
-            raise UserError("--flops: the FLOPs of a mixture of experts are not counted; give `--epochs` instead.")
+            raise UserError(
+                "--flops: the FLOPs of this model are not counted (experts, or layers of several sizes); "
+                "give `--epochs` instead."
+            )
         schedule = replace(schedule, epochs=cost.epochs(job.settings.flops, schedule))
     _set_steps(args, schedule, job.settings)
     attach_loss(job.model, job.objective, None if job.teacher is None else job.teacher.to(args.device))
@@ -283,7 +286,7 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
             output = model(**inputs)
         batch = Packed(**inputs)
         fed = (batch.document != PADDING).sum()
-        counts = torch.stack([fed, fed.new_tensor(len(batch.predictor)), batch.pairs])
+        counts = torch.stack([fed, fed.new_tensor(len(batch.predictor)), batch.pairs, fed.new_tensor(1)])
         self.unlogged.append(torch.cat([output["parts"].double(), counts.double()]))
         loss: Tensor = output["loss"] * self.schedule.forwards
         return loss
@@ -317,7 +320,7 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         if not self.unlogged:
             return
         of_a_step = self.schedule.forwards // self.schedule.processes
-        mine = torch.stack(self.unlogged).unflatten(0, (-1, of_a_step)).sum(1)  # (steps, P + 3)
+        mine = torch.stack(self.unlogged).unflatten(0, (-1, of_a_step)).sum(1)  # (steps, P + 4)
         steps = self.accelerator.reduce(mine, "sum").cpu()
         self.unlogged.clear()
         names = self.schedule.objective.parts
@@ -343,14 +346,14 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         return {**dict.fromkeys(COUNTED, 0), "train_s": 0.0}
 
     def _point(self, steps: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """Return a point of the curve but for its time, from the sums of each step (steps, P + 3)."""
+        """Return a point of the curve but for its time, from the sums of each step (steps, P + 4)."""
         parts = steps[:, : len(names)].mean(0).tolist()
         counts = zip(COUNTED, steps[:, len(names) :].sum(0).long().tolist(), strict=True)
         return {
             "loss": round(sum(parts), 6),
             **{name: round(value, 6) for name, value in zip(names, parts, strict=True)},
             "learning_rate": self.rates[-1],
-            **{name: self._last_point[name] + number for name, number in counts},
+            **{name: self._last_point.get(name, 0) + number for name, number in counts},
         }
 
     def _stop_at_nonfinite(self, losses: Tensor, norms: Tensor) -> None:
@@ -395,17 +398,26 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         """Return the figures of the training so far, for its record."""
         last, done = self._last_point, self.state.global_step
         columns = ("step", "loss", *self.schedule.objective.parts, "learning_rate", "held_out")
-        conversations, forwards = 0, done * self.schedule.forwards
+        conversations = 0
         if done:
             conversations = (done - 1) * self.schedule.batch_size + len(self.schedule.conversations(done - 1))
         return {
             "steps": done,
             "tokens": {"fed": last["fed"], "predicted": last["predicted"], "conversations": conversations},
-            "forwards": {"student": forwards, "teacher": forwards * self.teaches},
-            "flops": self.cost and self.cost.flops(*(last[name] for name in COUNTED)),
+            **self._cost_so_far(),
             "train_s": last["train_s"],
             "tokens_per_s": round(last["fed"] / last["train_s"], 1) if last["train_s"] else None,
             "curve": [{name: point[name] for name in columns if name in point} for point in self.state.log_history],
+        }
+
+    def _cost_so_far(self) -> dict[str, Any]:
+        """Return forward passes and FLOPs; None if an older release, which did not count them, began the training."""
+        if any("fed" in point and "pairs" not in point for point in self.state.log_history):
+            return {"forwards": None, "flops": None}
+        fed, predicted, pairs, forwards = (self._last_point[name] for name in COUNTED)
+        return {
+            "forwards": {"student": forwards, "teacher": forwards * self.teaches},
+            "flops": self.cost and self.cost.flops(fed, predicted, pairs),
         }
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

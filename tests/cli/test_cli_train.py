@@ -95,7 +95,14 @@ def test_the_command_of_a_stage_requests_that_stage(
         settings=stage.settings,
         out=tmp_path / stage.name,
         teacher=place(stage.teacher),
+        mask_token=stage.mask_token,
     )
+
+
+def test_options_of_a_recipe_before_an_objective_are_refused() -> None:
+    """They would be dropped without a word."""
+    result = invoke("--flops", "1e9", "ar", "--base", "a/b", "--data", "x", "-o", "out")
+    assert "--flops before 'ar' is for --recipe; give it after that" in str(result.exception)
 
 
 def test_values_reach_the_objective_with_their_types(received: dict[str, Any]) -> None:

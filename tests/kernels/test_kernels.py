@@ -309,7 +309,7 @@ for norms in (None, (Norm(store, 1e-6), Norm(store, 1e-6))):
 kernels.linear(x, like.new_empty(4608, 3584), like.new_empty(4608))
 kernels.move(ids, store, ids[:, None], ids[:, None], 2)
 mtbench.kernels.ours = lambda x: x.dtype == torch.int64 and not mtbench.kernels._off
-for guesses, tree in ((0, False), (6, False), (6, True)):
+for guesses, tree in ((0, None), (6, None), (6, "by row")):
     case_differs(torch.device("cpu"), 1, guesses, tree=tree, block=1)
 """
 NAMES = {"_attend", "_combine", "_choose_slice", "_choose_row", "_norm", "_swiglu", "_rotate", "_linear", "_move"}

@@ -486,8 +486,10 @@ def test_the_training_record_of_a_checkpoint_is_linked(run: RunDirectory, tmp_pa
     assert training_cost(tmp_path / RECORD) == str(tmp_path / RECORD)
     cost = {"tokens": {"fed": 1974704}, "forwards": {"student": 1252, "teacher": 1252}, "flops": 10_049_900_000_000}
     (tmp_path / RECORD).write_text(json.dumps(cost))
-    said = "(1,974,704 positions fed, 1,252 forward passes and 1,252 of the teacher, 1e+13 FLOPs)"
+    said = "(1,974,704 positions fed, 1,252 forward passes and 1,252 of the teacher, 1e+13 FLOPs in all)"
     assert training_cost(tmp_path / RECORD) == f"{tmp_path / RECORD} {said}"
+    (tmp_path / RECORD).write_text(json.dumps(cost | {"flops": "many", "tokens": [1]}))
+    assert training_cost(tmp_path / RECORD) == str(tmp_path / RECORD)
 
 
 def test_the_variables_of_the_chat_template_are_named(small_run: RunDirectory) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from trainings import SPECIAL, VOCAB, conversations, narrow_model, sequences_of
 
+from mtbench.errors import UserError
 from mtbench.training.cost import cost_of
 from mtbench.training.loss import target_states
 from mtbench.training.objectives import Ar, BlockDiffusion, Mars, Medusa, Objective
@@ -54,7 +55,7 @@ def test_trainings_of_one_budget_cost_the_same(objective: Objective) -> None:
     schedule = Schedule(
         examples=examples, objective=objective, special=SPECIAL, batch_size=4, epochs=1, seed=0, rows=8, packed=0
     )
-    for budget in (2e8, 2e9):
+    for budget in (5e7, 2e8, 2e9):
         budgeted = replace(schedule, epochs=cost.epochs(budget, schedule))
         spent = 0
         for sample in range(budgeted.samples):
@@ -62,6 +63,24 @@ def test_trainings_of_one_budget_cost_the_same(objective: Objective) -> None:
             batch = pack([[sequence]], len(sequence.ids), len(objective.parts))
             spent += cost.flops(len(sequence.ids), len(sequence.predictor), int(batch.pairs))
         assert spent == pytest.approx(budget, rel=0.03)
+
+
+def test_a_budget_below_a_conversation_is_refused() -> None:
+    model, objective = narrow_model(VOCAB), SelfDistill(block_size=3)
+    cost = cost_of(objective, model, model)
+    assert cost is not None
+    schedule = Schedule(
+        examples=conversations(0),
+        objective=objective,
+        special=SPECIAL,
+        batch_size=4,
+        epochs=1,
+        seed=0,
+        rows=8,
+        packed=0,
+    )
+    with pytest.raises(UserError, match=r"--flops 1000 is too few: conversation . makes them"):
+        cost.epochs(1e3, schedule)
 
 
 def test_added_modules_beside_a_frozen_model_are_not_counted() -> None:

@@ -162,11 +162,13 @@ def test_each_seed_has_stages_of_its_own() -> None:
 
 def test_trainings_of_equal_cost_differ_in_their_objective_alone() -> None:
     """Base, data, block size and FLOPs are one; other ones are of all trainings."""
-    stages = changed(RECIPES["equal-cost"], "other", ("mine.jsonl",), 2e9)
+    stages = changed(RECIPES["equal-cost-135m"], "other", ("mine.jsonl",), flops=2e9, mask_token="<m>")
     assert [stage.name for stage in stages] == ["ar", "mars", "mars_no_sft", "self_distill", "block_diffusion"]
     assert {(stage.base, stage.data, stage.settings) for stage in stages} == {
-        ("other", ("mine.jsonl",), replace(RECIPES["equal-cost"][0].settings, flops=2e9))
+        ("other", ("mine.jsonl",), replace(RECIPES["equal-cost-135m"][0].settings, flops=2e9))
     }
+    assert [stage.mask_token for stage in stages] == [None, "<m>", "<m>", "<m>", "<m>"]
+    assert not any(stage.mask_token for stage in changed(stages, "one with a mask", ()))
     assert {asdict(stage.objective).get("block_size", 4) for stage in stages if stage.objective} == {4}
 
 
