@@ -33,8 +33,8 @@ class Cost:
     def epochs(self, flops: float, schedule: Schedule) -> float:
         """Return how many passes over a schedule's examples cost so many FLOPs.
 
-        The first SAMPLED conversations are counted, their mean stands for those behind them. Raises UserError if one takes
-        more than the budget.
+        The first SAMPLED conversations are counted, their mean stands for those behind them. Raises UserError if the
+        budget is less than a conversation takes.
         """
         spent = 0
         for sample in range(SAMPLED):

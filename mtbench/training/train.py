@@ -107,7 +107,12 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
         progress=progress,
         report_to=report_to,
     )
-    trained = fit(job)
+    try:
+        trained = fit(job)
+    except UserError:
+        if group.is_main_process and not any(request.resume_folder.glob("checkpoint-*")):
+            shutil.rmtree(request.resume_folder)  # there is nothing to resume
+        raise
     if trained is None:  # the main process writes the checkpoint
         return request.out
     if trained.gathered_weights is not None:

@@ -71,7 +71,8 @@ def test_a_nonfinite_gradient_stops_before_the_weights_are_saved(
 def test_an_out_of_memory_error_says_what_to_halve(
     base: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """First the options that change no loss."""
+    """First the options that change no loss. Nothing is left that another command would have to remove."""
     monkeypatch.setattr(loss, "target_states", broken_by(error))
     with pytest.raises(UserError, match=r"^out of memory with 3 rows a forward; halve `--rows` or `--pack`[^\n]*$"):
         run(Mars(block_size=2), base, rows, USUAL, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
