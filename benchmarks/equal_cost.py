@@ -198,17 +198,17 @@ def draw(found: Found) -> Figure:
                 arms = [row for row in found["arms"] if row["objective"] == name]
                 points = [(row.get(panel, base), row["accuracy"]) for row in arms]
                 line = [[of["value"] for of in axis] for axis in zip(*points, strict=True)]
-                axes.plot(*line, "osD^vP"[place], ls=plots.DASHES[place % 4], color=plots.ACCENT, ms=5)
+                color = {"mars": plots.ACCENT, "self_distill": plots.WARN}.get(name, plots.INK)
+                axes.plot(*line, "osD^vP"[place], ls=plots.DASHES[place % 4], color=color, ms=5)
                 for x, y in points:
                     plots.whisker(axes, x["value"], y["items"])
                     plots.whisker(axes, y["value"], x["items"], flat=True)
                     axes.plot(x["by_seed"], y["by_seed"], ".", color=plots.MUTED, ms=3)
-                ends.append((line[0][-1], line[1][-1], str(place + 1), plots.INK))
-            axes.set(xlabel=panel.replace("_", " "), ylabel="accuracy, %")
+                ends.append((line[0][-1], line[1][-1], str(place + 1), color))
+            axes.set(xlabel=panel.replace("_", " "), ylabel="accuracy, %", ylim=axes.get_ylim())
             axes.grid()
             plots.label_ends(axes, ends)
-        note = f"{found['items']} items, {found['seeds']} seeds"
-        return plots.finish(figure, note, name="frontier", title=title, caption=about, alt=title)
+        return plots.finish(figure, f"{found['seeds']} seeds", name="frontier", title=title, caption=about, alt=title)
 
 
 def main() -> None:
