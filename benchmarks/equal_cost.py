@@ -19,6 +19,7 @@ were one. A threshold is chosen on half of the items; what it gives is measured 
 """
 
 import argparse
+import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +42,7 @@ from mtbench.training.checkpoint import read_record
 from mtbench.training.recipes import RECIPES, Stage, changed, seeded
 
 LEVELS = [1 + step / 4 for step in range(1, 12)]  # tokens per forward at which accuracies are compared
-MARGINS = (1, 2, 5)  # accepted losses of accuracy, in points
+MARGINS = (2, 5, 10)  # accepted losses of accuracy, in points
 RESAMPLES = 2000
 ACCURACY_RUN, SPEED_RUN = {"limit": "1024", "batch_size": "64"}, {"limit": "128", "batch_size": "1,8"}
 ROLES = [stage.name for stage in RECIPES["equal-cost"]]
@@ -108,18 +109,16 @@ def estimate(values: Array) -> Found:
 
 
 def figures_of(key: Key, answers: Mapping[Key, Array], weights: Array, speeds: Mapping[Key, Found]) -> Found:
-    """Return the figures of an arm; over_…: its accuracy less that of plain decoding of the base or `ar`."""
-    points = {other: ratio(answers[other], weights, ACCURACY) for other in answers if other[1] is None or other == key}
+    """Return the figures of an arm; over_…: its accuracy less that of plain decoding of base, `ar`, own checkpoint."""
+    plain: dict[str, Key] = {"base": ("base", None), "ar": ("ar", None), "own": (key[0], key[1] and 1.0)}
+    points = {other: ratio(answers[other], weights, ACCURACY) for other in {key, *plain.values()} & answers.keys()}
     row: Found = {"objective": key[0], "tau": key[1], "accuracy": estimate(points[key])}
-    row |= {f"over_{name}": estimate(points[key] - points[name, tau]) for name, tau in points if tau is None}
+    row |= {f"over_{name}": estimate(points[key] - points[of]) for name, of in plain.items() if of in points}
     return row | {"tokens_per_forward": estimate(ratio(answers[key], weights, PER_FORWARD)), **speeds.get(key, {})}
 
 
 def differences(answers: Mapping[Key, Array], weights: Array) -> Iterable[Found]:
-    """Yield MARS less each rival, paired by item and seed: at each threshold, then at equal tokens per forward.
-
-    Between two thresholds, the accuracy at so many tokens per forward is interpolated.
-    """
+    """Yield MARS less each rival by item and seed: at each threshold, and, interpolated, at tokens per forward."""
     taus = [tau for name, tau in answers if name == "mars"]
     for rival in dict.fromkeys(name for name, tau in answers if tau is not None and name != "mars" and taus):
         arms = [[answers[name, tau] for tau in taus] for name in ("mars", rival)]
@@ -157,16 +156,17 @@ def speeds_of(runs: Sequence[mtbench.Results]) -> dict[Key, Found]:
 def choices(answers: Mapping[Key, Array], weights: Array, speeds: Mapping[Key, Found]) -> Iterable[Found]:
     """Yield for each margin and objective its fastest threshold by even items, and what that gives on odd ones.
 
-    The fastest of those whose accuracy is at most the margin below plain decoding of the base.
+    The fastest of those that lose at most the margin against plain decoding of the base, or of its own checkpoint.
     """
     even = (np.arange(weights.shape[1]) % 2 == 0)[None].astype(float)
     seen = {key: [ratio(of, even, what).mean() for what in (PER_FORWARD, ACCURACY)] for key, of in answers.items()}
-    for margin in MARGINS:
-        for name in dict.fromkeys(name for name, tau in answers if tau is not None):
-            kept = [key for key in seen if key[0] == name and seen[key][1] >= seen["base", None][1] - margin]
-            best = max(kept, key=seen.__getitem__, default=None)
-            row = figures_of(best, answers, weights * (1 - even), speeds) if best else {"objective": name, "tau": None}
-            yield {"margin": margin} | row
+    names = dict.fromkeys(name for name, tau in answers if tau is not None)
+    for margin, name, against in itertools.product(MARGINS, names, ("base", "own")):
+        least = seen["base", None] if against == "base" else seen[max(key for key in seen if key[0] == name)]
+        kept = [key for key in seen if key[0] == name and seen[key][1] >= least[1] - margin]
+        best = max(kept, key=seen.__getitem__, default=None)
+        row = figures_of(best, answers, weights * (1 - even), speeds) if best else {"objective": name, "tau": None}
+        yield {"margin": margin, "against": against} | row
 
 
 def table(rows: Sequence[Found]) -> str:
@@ -231,7 +231,6 @@ def main() -> None:
         args.accuracy, args.speed = ["limit=32", "batch_size=32"], ["limit=6", "batch_size=1"]
     accuracy, speed, both = (dict(o.split("=", 1) for o in of) for of in (args.accuracy, args.speed, args.run))
     try:
-        args.out.mkdir(parents=True, exist_ok=True)
         stages, seeds = trained(args), range(1, args.seeds + 1)
         answers = answers_of([measured(args, stages, f"accuracy-{n}", **ACCURACY_RUN | both | accuracy) for n in seeds])
         timed = [measured(args, stages, f"speed-{n}", **SPEED_RUN | both | speed) for n in seeds]

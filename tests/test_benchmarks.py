@@ -129,5 +129,5 @@ def test_intervals_over_items_and_over_seeds_are_apart_and_a_threshold_is_judged
 
     right = np.stack([100 * ones, ones, ones, ones])
     fast = np.stack([100 * ones * even, ones, 2 * ones, ones])
-    [chosen] = {row["tau"]: row for row in choices({("base", None): right, ("mars", 0.5): fast}, weights, {})}.values()
-    assert (chosen["over_base"]["value"], chosen["tokens_per_forward"]["value"]) == (-100, 2)
+    arms: Any = {("base", None): right, ("mars", 1.0): right, ("mars", 0.5): fast}
+    assert {(row["tau"], row["over_base"]["value"]) for row in choices(arms, weights, {})} == {(0.5, -100)}
