@@ -148,6 +148,8 @@ def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    if method.tree != "1":
+        return NO_TREE
     if not method.draft.startswith("#"):
         return IN_TARGET
     return _drafts("draft-mtp", method, "").but(CHAINED if method.ahead > 1 else "")

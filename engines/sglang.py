@@ -69,6 +69,8 @@ def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    if method.tree != "1":
+        return NO_TREE
     setting = _chain("NEXTN", method) if method.draft.startswith("#") else IN_TARGET
     return setting if isinstance(setting, str) or method.ahead == 1 else setting.but(LAYERS)
 

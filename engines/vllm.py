@@ -138,7 +138,7 @@ def _block(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _medusa(method: Any, drafts: Mapping[str, str]) -> Setting | str:
-    if max(method.branches) > 1:
+    if not method.new_tree().chain:
         return NO_TREE
     folder = next(iter(drafts.values()), "DRAFT")  # the heads lie beside the target
     setting = _speculative("medusa", method, folder, ahead=method.heads)._replace(exported=True)
@@ -146,6 +146,8 @@ def _medusa(method: Any, drafts: Mapping[str, str]) -> Setting | str:
 
 
 def _mtp(method: Any, drafts: Mapping[str, str]) -> Setting | str:
+    if method.tree != "1":
+        return NO_TREE
     if method.confidence:
         return NO_CONFIDENCE
     if not method.draft.startswith("#"):

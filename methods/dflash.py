@@ -8,7 +8,8 @@ that depend on the token before: name them by `draft=dspark` and `draft=dflash2`
 the likeliest tokens (mtbench/models/drafts/block_heads.py). DSpark may estimate a draft's chance of acceptance, too.
 
 A tree takes each position's best choices. No hidden state of a block knows its tokens, so the tree is the product of
-these choices; with a head that reads the token before each guess has children of its own.
+these choices, or its likeliest paths (DDTree, arXiv 2604.12989); with a head that reads the token before each guess has
+children of its own.
 
 Domino (Huang et al., arXiv 2605.29707) has a GRU over the embeddings of the tokens before as its head. JetSpec (Hu et
 al., arXiv 2606.18394) has blocks with causal attention; its authors verify the likeliest paths, not a product.
@@ -29,10 +30,11 @@ import torch
 from torch import Tensor
 
 from mtbench import sampling
-from mtbench.decoding import trees
+from mtbench.decoding.draft_trees import Products, taken
 from mtbench.decoding.feature_drafting import draft_runner, first_entries, new_entries, refuse_other_drafts
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.trees import Guesses
 from mtbench.decoding.verification import FILTER_DRAFT, TREE, VERIFY, TreeMethod, Verify
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
@@ -44,7 +46,7 @@ from mtbench.options import option
 class Block(NamedTuple):
     """The drafts of a block, or the guesses of a tree."""
 
-    tokens: Tensor  # (R, K)
+    tokens: Tensor | Guesses  # (R, K)
     logits: Tensor  # (R, K, V) that they were chosen from; of a tree one for all children of a guess, or of a depth
     sure: Tensor  # (R,) leading drafts that are likely enough to be accepted
 
@@ -79,9 +81,10 @@ class DFlash(TreeMethod):
                 f"ahead={self.ahead}, but {named} predicts {config.predicts} tokens in a block; use "
                 f"`ahead={config.predicts}` or less."
             )
-        if config.candidates and max(self.branches) > config.candidates:
+        tree = self.new_tree()
+        if config.candidates and isinstance(tree, Products) and max(tree.branches) > config.candidates:
             raise UserError(
-                f"tree={self.tree} takes {max(self.branches)} choices at a depth, and {named} has {config.candidates} "
+                f"tree={self.tree} takes {max(tree.branches)} choices at a depth, and {named} has {config.candidates} "
                 "candidates; take fewer."
             )
         if self.confidence and not config.confidence:
@@ -91,13 +94,13 @@ class DFlash(TreeMethod):
             )
 
     def window(self) -> Window:
-        return self.tree_window(drafts=1)
+        return self.tree_window(at_once=True)
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
         """`cached` (R,): the draft's final entries."""
         return {"cached": first_entries(rows, runners[self.draft]), **super().start(rows, runners)}
 
-    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor | Guesses:
         block = self.draft_block(self.drawing(rows), runners, state["cached"])
         self.keep_offer(state, rows, block.logits, block.sure)
         return block.tokens
@@ -127,22 +130,21 @@ class DFlash(TreeMethod):
         A head that reads the token before each gives the logits to choose from: in a tree, those behind a parent.
         """
         places = rows.known[:, None] + torch.arange(self.ahead, device=logits.device)
-        head = draft.choosing_head
+        head, tree = draft.choosing_head, self.new_tree()
         if head is None:
-            tokens = trees.same_children(rows.best(logits, places, max(self.branches)), self.branches)
+            tokens = tree.at_once(rows, logits, places)
         else:
-            before, chosen, judged, state = last, [], [], head.start(hidden)[:, None]
-            for k, children in enumerate(self.branches):
-                parents = before.shape[1]
-                place, read = (x[:, k, None].expand(-1, parents, -1) for x in (logits, hidden))
+            before, judged, state = last, [], head.start(hidden)[:, None]
+            for k in range(tree.depth):
+                place, read = (x[:, k, None].expand(-1, before.shape[1], -1) for x in (logits, hidden))
                 behind, state = head(place, before, read, state)
                 judged.append(behind if k >= draft.format.uncorrected else place)
-                before = rows.best(judged[-1], places[:, k, None].expand(-1, parents), children).flatten(1)
-                chosen.append(before)
-                state = state.repeat_interleave(children, 1)
-            tokens, logits = torch.cat(chosen, 1), torch.cat(judged, 1)
+                state = taken(state, tree.add(rows, judged[-1], places[:, k, None].expand_as(before)))
+                before = tree.tokens[-1]
+            tokens, logits = tree.guesses(), torch.cat(judged, 1)
         sure = torch.full_like(rows.known, self.ahead)
         if self.confidence:
+            assert isinstance(tokens, Tensor), "of a chain"
             before = torch.cat((last, tokens[:, :-1]), 1)
             sure = sampling.prefix_length(draft.chances(hidden, before) >= self.confidence)
         return Block(tokens, logits, sure)

@@ -22,7 +22,8 @@ from torch import Tensor
 from mtbench import sampling
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.trees import longest, products, tree
+from mtbench.decoding.trees import products, tree
+from mtbench.decoding.verification import verify_tree
 from mtbench.options import option
 
 POOL = 512  # n-grams per text, without duplicates, the latest first
@@ -63,15 +64,13 @@ class Lookahead(Method):
         return Window(pending=1, guesses=len(offset), commits=self.ngram, sees=sees, offset=offset)
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """A random window, an empty pool, no drafts, and `behind`: the parent of each draft."""
+        """A random window, an empty pool, no drafts."""
         count, device = len(rows.known), rows.known.device
         random = sampling.uniform(rows.seed[:, None], torch.arange(self.ahead * self.width, device=device))
-        behind = torch.tensor(products(self.branches, self.first), device=device).expand(count, -1)
         return {
             "window": (random * runners.target.checkpoint.vocabulary).long().view(count, self.ahead, self.width),
             "pool": torch.full((count, POOL, self.ngram), NONE, device=device),
-            "behind": behind,
-            "drafts": torch.zeros_like(behind),
+            "drafts": torch.zeros(count, self.candidates * self.ahead, dtype=torch.long, device=device),
         }
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
@@ -91,9 +90,7 @@ class Lookahead(Method):
         levels = torch.cat((window, predicted[:, None]), 1)
         window.copy_(levels[:, 1:])
         self._remember(state["pool"], levels.transpose(1, 2))
-        accepted, path = longest(output.agrees(drafts, state["behind"]), self.branches)
-        path = path + self.first
-        tokens = output.choice.gather(1, torch.cat((torch.zeros_like(path[:, :1]), path + 1), 1))
+        tokens, accepted, path = verify_tree(output, drafts, self.ahead, self.first)
         offered = (drafts[:, 0] != NONE) * self.ahead
         return Commit(tokens, accepted + 1, kept=accepted, path=path, offered=offered)
 

@@ -16,7 +16,7 @@ from mtbench import sampling
 from mtbench.decoding.draft_model import PER_FORWARD, PerForward, draft, forwards, refuse_draft
 from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.trees import mask_groups, tree
+from mtbench.decoding.trees import chain, tree, with_masks
 from mtbench.models.loading import Inspected
 from mtbench.options import option
 
@@ -52,7 +52,7 @@ class MarsSpeculative(Method):
         refuse_draft(checkpoints, self.draft, self.per_forward)
 
     def window(self) -> Window:
-        offset, sees = tree(mask_groups(self.ahead, self.masks))
+        offset, sees = with_masks(*tree(chain(self.ahead)), self.masks)
         commits = self.ahead + self.block_size
         drafts = forwards(self.ahead, self.per_forward)
         return Window(self.block_size, len(offset), commits, sees=sees, offset=offset, drafts=drafts)

@@ -15,7 +15,8 @@ from torch import Tensor
 from mtbench.decoding.feature_drafting import draft_tree, first_entries, refuse_other_drafts
 from mtbench.decoding.method import ModelRunners, Rows, State, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import CONFIDENCE, FILTER_DRAFT, VERIFY, VerifiedMethod, Verify
+from mtbench.decoding.trees import Guesses
+from mtbench.decoding.verification import CONFIDENCE, FILTER_DRAFT, TREE, VERIFY, TreeMethod, Verify
 from mtbench.models.loading import Inspected
 from mtbench.options import option
 
@@ -24,10 +25,11 @@ AHEAD = "K: tokens drafted for each forward, one by each layer of the checkpoint
 
 @METHODS.register("mtp")
 @dataclass(frozen=True, kw_only=True)
-class Mtp(VerifiedMethod):
+class Mtp(TreeMethod):
     """The target's own multi-token-prediction layer drafts; the target accepts drafts that it would have chosen."""
 
     ahead: int = option(1, AHEAD, low=1, widths=(1, 2, 3))
+    tree: str = option("1", TREE)
     draft: str = option("#mtp", "what drafts: a role, or `#PART` of the target's checkpoint", role=True)
     confidence: float = option(0.0, CONFIDENCE, low=0.0, high=1.0)
     verify: Verify = option("match", VERIFY)
@@ -38,16 +40,16 @@ class Mtp(VerifiedMethod):
     choices = ("mtp:ahead=1|2|3",)
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
-        refuse_other_drafts(checkpoints, self.draft, sequential=True)
+        refuse_other_drafts(checkpoints, self.draft, sequential=True, tree=self.tree)
 
     def window(self) -> Window:
-        return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=self.ahead)
+        return self.tree_window()
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
         """`cached` (R,): the draft's final entries."""
         return {"cached": first_entries(rows, runners[self.draft]), **super().start(rows, runners)}
 
-    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        drafted = draft_tree(runners, self.draft, self.drawing(rows), state["cached"], [1] * self.ahead)
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor | Guesses:
+        drafted = draft_tree(runners, self.draft, self.drawing(rows), state["cached"], self.new_tree())
         self.keep_offer(state, rows, drafted.logits)
         return drafted.tokens

@@ -3,11 +3,13 @@
 They are written from the papers, to be held against `mtbench.decoding.loop`. Each returns tokens and commits.
 """
 
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 from torch import Tensor
 
+Path = tuple[int, ...]  # tokens
 Logits = Callable[[list[int]], Tensor]  # ids (L,) -> logits (L, V), −∞ where no arm may emit
 
 
@@ -64,6 +66,36 @@ def speculative(
         own = target(text + drafts)[-ahead - 1 :].argmax(1).tolist()
         kept = next((i for i in range(ahead) if drafts[i] != own[i]), ahead)
         if finish(answer, commits, own[: kept + 1], end, budget):
+            return answer, commits
+
+
+def likeliest_prefixes(log_p: Callable[[Path], Sequence[float]], depth: int, nodes: int) -> list[Path]:
+    """Return the likeliest prefixes of at most `depth` tokens, the likeliest first, by a heap (arXiv 2604.12989).
+
+    `log_p`: of each token after a prefix.
+    """
+    heap: list[tuple[float, Path]] = [(0.0, ())]
+    found: list[Path] = []
+    while heap and len(found) <= nodes:
+        cost, path = heapq.heappop(heap)
+        found.append(path)
+        for token, each in enumerate(log_p(path) if len(path) < depth else ()):
+            if each > -float("inf"):
+                heapq.heappush(heap, (cost - each, (*path, token)))
+    return found[1:]
+
+
+def tree_speculative(
+    target: Logits, guessed: Callable[[list[int]], Container[Path]], prompt: list[int], budget: int, end: int
+) -> tuple[list[int], list[int]]:
+    """Return tokens and commits: greedy tokens while they are one of the paths that are guessed after a text."""
+    answer, commits = list[int](), list[int]()
+    while True:
+        text, new = prompt + answer, list[int]()
+        paths = guessed(text)
+        while not new or tuple(new) in paths:
+            new.append(int(target(text + new)[-1].argmax()))
+        if finish(answer, commits, new, end, budget):
             return answer, commits
 
 

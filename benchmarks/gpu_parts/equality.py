@@ -15,6 +15,7 @@ from mtbench.plan.plan import RunRequest
 METHODS = (  # the plain ones first: references
     *("ar:on=mars", "ar", "ar:on=medusa", "mars:tau=0.8", "mars-selfspec", "mars-speculative", "speculative:on=mars"),
     *("prompt-lookup:on=mars", "jacobi:on=mars", "medusa", "eagle:tree=3x2", "dflash"),
+    *("mars-selfspec:ahead=3,tree=best:8", "eagle:tree=best:6"),  # a tree of its own for each row
 )
 
 

@@ -99,7 +99,7 @@ class Captured(Batch):
         """Return what the capture of a chunk decides once. A draft may read the target's features."""
         fed, end = prefill.width_of(parts), int(parts[2].max())
         fits = (each for each in prefill.CAPTURED_WIDTHS if each >= (fed if each <= KERNEL_POSITIONS else end))
-        layout = self.width, self.slots, self._view, runner.cache.taps
+        layout = self.width, self.slots, runner.cache.slots, self._view, runner.cache.taps
         return runner.epoch, self.target.epoch, layout, block, parts.shape[1], next(fits, None)
 
     def _prepare_prefills(self, widths: Sequence[int]) -> None:

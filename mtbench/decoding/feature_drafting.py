@@ -12,27 +12,34 @@ of masks, lie behind it; the next step overwrites them. A guess for position p h
 R = rows, P = entries fed, G = guesses, V = vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mtbench.decoding import trees
-from mtbench.decoding.draft_model import Drafted
+from mtbench.decoding.draft_trees import DraftTree, taken
 from mtbench.decoding.method import ModelRunners, Rows
-from mtbench.errors import UnreadableCheckpoint
+from mtbench.decoding.trees import Guesses
+from mtbench.errors import UnreadableCheckpoint, UserError
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.feature_draft import DraftConfig, DraftRunner
 from mtbench.models.loading import Inspected
 from mtbench.models.runner import ModelRunner
 
 
-def refuse_other_drafts(checkpoints: Mapping[str, Inspected], role: str, *, sequential: bool) -> None:
-    """Raise UnreadableCheckpoint unless the checkpoint in a role is a draft that reads features, of this kind."""
+def refuse_other_drafts(checkpoints: Mapping[str, Inspected], role: str, *, sequential: bool, tree: str = "1") -> None:
+    """Raise UnreadableCheckpoint unless the checkpoint in a role is a draft that reads features, of this kind.
+
+    Raises UserError if it drafts a chain only, and the `tree` is none.
+    """
     config = checkpoints[role].config
     if isinstance(config, DraftConfig) and config.sequential == sequential:
+        if config.modules > 1 and tree != "1":
+            raise UserError(
+                f"tree={tree} needs a draft of one layer, and {checkpoints[role].source!r} in role {role!r} is "
+                f"{config.name}, which draft a chain; leave out tree."
+            )
         return
     what = config.name if isinstance(config, DraftConfig) else f"a whole model ({config.model_type})"
     kind = "drafts token by token" if sequential else "drafts a block at once"
@@ -76,43 +83,51 @@ def new_entries(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: 
     return Entries(runner.following(rows.tokens, slots), features, slots)
 
 
-def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, branches: Sequence[int]) -> Drafted:
-    """Draft a tree in which `branches[d]` guesses follow each guess of the previous depth, as `trees.products`.
+class DraftedTree(NamedTuple):
+    """The guesses of a tree, and the logits that they were chosen from."""
 
-    Returns the guesses (R, G) and their logits: for a chain those of each guess (R, G, V), for a tree those of all
-    children of a guess.
-    """
+    tokens: Tensor | Guesses  # (R, G)
+    logits: Tensor  # (R, K, V): of each guess of a chain; of a tree one for all children of a guess, or of a depth
+
+
+def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, tree: DraftTree) -> DraftedTree:
+    """Draft the guesses of a tree; move the draft's cursor `cached` (R,) of final entries."""
     runner, base = draft_runner(runners, role), rows.known - 1
     if runner.parallel:
-        return draft_at_once(runner, runners, rows, cached, branches)
+        return draft_at_once(runner, runners, rows, cached, tree)
     if runner.modules > 1:
-        assert max(branches) == 1, "modules draft a chain"
-        return draft_in_turn(runner, runners, rows, cached, len(branches))
+        assert tree.chain, "modules draft a chain"
+        return draft_in_turn(runner, runners, rows, cached, tree.depth)
     entries = new_entries(runner, runners, rows, cached)
     metadata = AttentionMetadata(entries.slots, entries.slots, base, runners.view)
     out = runner.step(entries.ids, entries.features, metadata, judged=1)
-    guesses, logits = [], []
-    for depth, (children, level) in enumerate(zip(branches, levels(tuple(branches), base.device), strict=True)):
+    logits: list[Tensor] = []
+    sees = offset = None
+    for depth in range(tree.depth):
         places = (rows.known[:, None] + depth).expand(-1, out.logits.shape[1])
-        chosen = rows.best(out.logits, places, children).flatten(1)
-        guesses.append(chosen)
+        parents = tree.add(rows, out.logits, places)
+        chosen, first = tree.tokens[-1], sum(level.shape[1] for level in tree.tokens[:-1])
         logits.append(out.logits)
-        if depth + 1 < len(branches):
+        if depth + 1 < tree.depth:
             assert out.feature is not None
+            if not tree.chain:  # all guesses of a level have entries, also those that the tree does not keep
+                own = torch.eye(chosen.shape[1], dtype=torch.bool, device=base.device).expand(len(base), -1, -1)
+                sees = own if sees is None else torch.cat((taken(sees, parents), own), 2)
+                offset = torch.cat([torch.full_like(level[0], number) for number, level in enumerate(tree.tokens)])
             metadata = AttentionMetadata(
-                slots=base[:, None] + level.first + torch.arange(chosen.shape[1], device=base.device),
+                slots=base[:, None] + first + torch.arange(chosen.shape[1], device=base.device),
                 positions=(base[:, None] + depth).expand_as(chosen),
                 base=base,
-                view=runners.view,
-                sees=level.sees,
-                offset=level.offset,
+                view=runners.view + tree.room,
+                sees=sees,
+                offset=offset,
             )
-            feature = out.feature.repeat_interleave(children, 1)
-            out = runner.step(chosen, feature, metadata, judged=chosen.shape[1], depth=depth + 1)
-    return Drafted(torch.cat(guesses, 1), torch.cat(logits, 1))
+            features = taken(out.feature, parents)
+            out = runner.step(chosen, features, metadata, judged=chosen.shape[1], depth=depth + 1)
+    return DraftedTree(tree.guesses(), torch.cat(logits, 1))
 
 
-def draft_in_turn(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor, count: int) -> Drafted:
+def draft_in_turn(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor, count: int) -> DraftedTree:
     """Draft a chain of `count` tokens as `draft_tree` does, by a draft of several modules, one token by each.
 
     Module k reads all entries of the step: at position i the token i + k + 1, decided or drafted, and the feature that
@@ -136,12 +151,12 @@ def draft_in_turn(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached
         guesses.append(rows.choose(out.logits, place))
         logits.append(out.logits)
         text.scatter_(1, place, guesses[-1])
-    return Drafted(torch.cat(guesses, 1), torch.cat(logits, 1))
+    return DraftedTree(torch.cat(guesses, 1), torch.cat(logits, 1))
 
 
 def draft_at_once(
-    runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor, branches: Sequence[int]
-) -> Drafted:
+    runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor, tree: DraftTree
+) -> DraftedTree:
     """Draft a tree as `draft_tree` does, in one forward of a parallel draft; the logits are those of each depth.
 
     The last final entry predicts the first depth, and a mask each of the others, at the positions that follow.
@@ -150,33 +165,11 @@ def draft_at_once(
     entries = new_entries(runner, runners, rows, cached)
     # A prompt of one token has an entry of zeros at its place, so its masks follow that.
     first = (rows.known - 1).clamp(min=1)
-    masks = first[:, None] + torch.arange(len(branches) - 1, device=first.device)
+    masks = first[:, None] + torch.arange(tree.depth - 1, device=first.device)
     slots = torch.cat((entries.slots, masks), 1)
     ids = torch.cat((entries.ids, torch.full_like(masks, draft.format.mask_id)), 1)
     features = torch.cat((entries.features, draft.mask_hidden.expand(*masks.shape, -1)), 1)
     metadata = AttentionMetadata(slots, slots, rows.known - 1, runners.view)
-    out = runner.step(ids, features, metadata, judged=len(branches))
-    places = rows.known[:, None] + torch.arange(len(branches), device=first.device)
-    top = rows.best(out.logits, places, max(branches))
-    return Drafted(trees.same_children(top, branches), out.logits)
-
-
-class Level(NamedTuple):
-    """The guesses of one depth."""
-
-    first: int  # number of its first guess
-    sees: Tensor | None  # (guesses of the level, guesses so far) bool; None for a chain
-    offset: Tensor | None  # (guesses so far,) depth of each
-
-
-@cache
-def levels(branches: tuple[int, ...], device: torch.device) -> list[Level]:
-    """Return the levels of the tree of `trees.products`. Made once, since a step must not copy from the host."""
-    if max(branches) == 1:
-        return [Level(depth, None, None) for depth in range(len(branches))]
-    offset, sees = (tensor.to(device) for tensor in trees.tree(trees.products(branches)))
-    found, end = [], 0
-    for depth in range(len(branches)):
-        first, end = end, len(trees.products(branches[: depth + 1]))
-        found.append(Level(first, sees[first:end, :end], offset[:end]))
-    return found
+    out = runner.step(ids, features, metadata, judged=tree.depth)
+    places = rows.known[:, None] + torch.arange(tree.depth, device=first.device)
+    return DraftedTree(tree.at_once(rows, out.logits, places), out.logits)

@@ -34,6 +34,7 @@ from mtbench.decoding.prefill import feed_chunk, prefill, refuse_unfit, width_of
 from mtbench.decoding.request import Request, in_batch
 from mtbench.decoding.run_state import Reads, RunState, WorkloadRun
 from mtbench.decoding.step import feed, move_cursors, write
+from mtbench.decoding.trees import Guesses
 from mtbench.errors import NotNumbersError
 from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.models.runner import ModelRunner
@@ -224,21 +225,26 @@ class Batch:
         self.runners.view, self.runners.tight = shape.view, self.tight
         self.runners.commits = self.window.commits
         method, window = self.variants[shape.variant], self.windows[shape.variant]
-        guess = method.propose(self.state, self.rows, self.runners)
-        check_proposal(guess, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
-        ids, metadata = self.feed(guess, shape)
+        proposed = method.propose(self.state, self.rows, self.runners)
+        check_proposal(proposed, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
+        ids, metadata = self.feed(proposed, shape)
+        guess = ids[:, shape.pending :]
         out = self.target.forward(ids, metadata, guess.shape[1] + 1)
         position = metadata.positions[:, shape.pending - 1 :] + 1
         one_pass = self.rows.choose_in_one_pass(out.logits, position) if out.logits.is_cuda else None
-        output = TargetOutput(self.rows, guess, position, out.logits, one_pass)
+        output = TargetOutput(self.rows, guess, position, out.logits, one_pass, metadata.sees)
         commit = method.accept(self.state, self.rows, output)
         check_commit(commit, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
         if moved := self.commit(commit, output, window):
             self.target.cache.move(*moved)
 
-    def feed(self, guess: Tensor, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
-        """Return the ids of a step's forward, (R, P + G), and their metadata. `guess` (R, G)."""
-        rows, window, places = self.rows, self.windows[shape.variant], guess
+    def feed(self, proposed: Tensor | Guesses, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
+        """Return the ids of a step's forward, (R, P + G), and their metadata."""
+        rows, window = self.rows, self.windows[shape.variant]
+        if isinstance(proposed, Guesses):
+            window = replace(window, sees=proposed.sees, offset=proposed.offset)
+            proposed = proposed.ids
+        places = guess = proposed
         if guess.shape[1]:
             places = self.method.places(self.state, rows, rows.base[:, None] + self.arange[: guess.shape[1]])
         ids, metadata = feed(rows, guess, places, window, shape, self.method.block, self.target.sliding_windows)
@@ -288,7 +294,7 @@ class Batch:
         self.rows = replace(self.rows, options=self.options if run.sets_options else {})
         for runner in self.runners.values():
             taps = self.method.taps(self.runners) if runner is self.target else ()
-            runner.reserve(self.width, self.slots, taps)
+            runner.reserve(self.width, self.slots + self.window.room * (runner is not self.target), taps)
         self.widths.set_costs(self.target, self.runners)
 
     def _replace(self, run: RunState) -> None:

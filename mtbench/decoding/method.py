@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mtbench import kernels, sampling
+from mtbench.decoding import trees
 from mtbench.models.loading import Inspected
 from mtbench.models.runner import ModelRunner
 from mtbench.options.fields import AUTO, option_of
@@ -32,7 +33,7 @@ State = dict[str, Tensor]  # tensors that keep their memory address, with leadin
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """The shape of one forward, fixed for a method."""
+    """The shape of one forward, fixed for a method, and the tree of its guesses unless `propose` returns one."""
 
     pending: int | None  # P: most decided tokens a row can have outside the cache; None: no bound
     guesses: int  # G
@@ -40,6 +41,7 @@ class Window:
     sees: Tensor | None = None  # (G, G) bool: guess g attends to guess h; None: by `block`
     offset: Tensor | None = None  # (G,) position of guess g is base + offset[g]; None: 0 … G−1
     drafts: int = 0  # forwards of a draft model before each forward
+    room: int = 0  # slots of a row that a draft model needs more than the target
 
     def to(self, device: torch.device) -> "Window":
         """Return the same window with its tensors on a device."""
@@ -112,6 +114,15 @@ class Rows:
             return self.choose(logits, position)[..., None]
         return self.scores(logits, position).topk(count, -1).indices
 
+    def likeliest(self, logits: Tensor, position: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return what `best` returns, and the log-probabilities of these tokens, float64: (R, n, count) each.
+
+        Probabilities are the softmax of `scores`. A vocabulary of fewer tokens than `count` gives as many as it has.
+        """
+        scores = self.scores(logits, position)
+        top = scores.topk(min(count, scores.shape[2]), -1)
+        return top.indices, top.values.double() - scores.double().logsumexp(-1, keepdim=True)
+
     def scores(self, logits: Tensor, position: Tensor) -> Tensor:
         """Return what `choose` takes the largest of, (R, n, V): logits, or with a temperature logits/T plus noise."""
         if self.temperature is None:
@@ -150,6 +161,7 @@ class TargetOutput:
     position: Tensor  # (R, G+1) the positions predicted
     logits: Tensor  # (R, G+1, V); −∞ for suppressed ids
     one_pass: tuple[Tensor, Tensor, Tensor] | None = None  # on a GPU: `Rows.choose_in_one_pass` of the logits
+    sees: Tensor | None = None  # (G, G) or (R, G, G) bool: of the window, or of the guesses
 
     @cached_property
     def choice(self) -> Tensor:
@@ -167,14 +179,31 @@ class TargetOutput:
         _, largest, logsumexp = self.one_pass
         return torch.exp(largest - logsumexp)
 
-    def agrees(self, drafts: Tensor, behind: Tensor | None = None) -> Tensor:
+    def agrees(self, drafts: Tensor, column: Tensor | None = None) -> Tensor:
         """Return which drafts (R, K) are the model's choice at their position, (R, K) bool; `NONE` never agrees.
 
-        `behind` (R, K): the parent of each draft, as in `mtbench.decoding.trees`. None: the drafts are the first
-        guesses, in a chain.
+        `column` (K,) or (R, K): where the draft before each one is. None: the drafts are the first guesses, in a chain.
         """
-        choice = self.choice[:, : drafts.shape[1]] if behind is None else self.choice.gather(1, behind + 1)
-        return choice == drafts
+        choice = self.choice[:, : drafts.shape[1]]
+        return (choice if column is None else self.choice.gather(1, column.expand_as(drafts))) == drafts
+
+    @property
+    def depth(self) -> Tensor:
+        """How many levels each row's tree has, (R,)."""
+        return self.position.amax(1) - self.position[:, 0]
+
+    def longest(self, drafts: Tensor, depth: int, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Return how many drafts (R,) the longest path of a tree has that agree, and that path, as `Commit.path`.
+
+        `drafts` (R, K): the guesses from number `first` on, a tree of at most `depth` levels by the window's `sees`,
+        in which a parent has a lower number than its children; `NONE` for those to leave out.
+        """
+        assert self.sees is not None
+        end = first + drafts.shape[1]
+        sees = self.sees[..., first:end, first:end]
+        column = trees.columns(sees)
+        accepted, path = trees.longest(self.agrees(drafts, column + first * (column > 0)), sees, depth)
+        return accepted, path + first
 
     def sure(self, metric: sampling.Metric, threshold: float | Tensor, never: float | None = None) -> Tensor:
         """Return whether the model is confident of its choice, (R, G+1) bool; `threshold`: one, or (R, 1).
@@ -317,8 +346,8 @@ class Method:
         """Return how many leading tokens may be cached, (R,)."""
         return rows.known - 1
 
-    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        """Return the ids to feed after the decided tokens, (R, G)."""
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor | trees.Guesses:
+        """Return the ids to feed after the decided tokens, (R, G), or these with a tree of each row's own."""
         return rows.tokens[:, :0]
 
     def places(self, state: State, rows: Rows, places: Tensor) -> Tensor:

@@ -83,11 +83,20 @@ def _check_window(window: Window) -> None:
             _check(f"window().{name}", getattr(window, name), shape, dtype)
 
 
-def check_proposal(guess: Tensor, method: Method, window: Window, rows: int, vocabulary: int, *, values: bool) -> None:
-    """Raise MethodContractError unless propose() returned ids (R, G); `values`: read them too."""
-    _check(f"{method.name}: propose()", guess, (rows, window.guesses), torch.long)
+def check_proposal(
+    proposed: Tensor | trees.Guesses, method: Method, window: Window, rows: int, vocabulary: int, *, values: bool
+) -> None:
+    """Raise MethodContractError unless propose() returned ids (R, G), or guesses in a tree; `values`: read them too."""
+    count = window.guesses
+    if isinstance(proposed, trees.Guesses):
+        _check(f"{method.name}: propose().sees", proposed.sees, (rows, count, count), torch.bool)
+        _check(f"{method.name}: propose().offset", proposed.offset, (rows, count), torch.long)
+        if values:
+            _check_values(method, "propose().offset", proposed.offset.flatten().tolist(), count - 1)
+        proposed = proposed.ids
+    _check(f"{method.name}: propose()", proposed, (rows, count), torch.long)
     if values:
-        _check_values(method, "propose()", guess.flatten().tolist(), vocabulary - 1)
+        _check_values(method, "propose()", proposed.flatten().tolist(), vocabulary - 1)
 
 
 def check_commit(commit: Commit, method: Method, window: Window, rows: int, vocabulary: int, *, values: bool) -> None:

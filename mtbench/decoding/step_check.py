@@ -29,7 +29,7 @@ def check_kernels(device: torch.device) -> None:
 
 @cache
 def _fault(device: torch.device) -> str | None:
-    """Return what is wrong, or None. The cases: no guess, a chain, a tree; with and without blocks; random rows.
+    """Return what is wrong, or None. The cases: no guess, a chain, a tree, one by row; blocks; random rows.
 
     The choice of tokens and the moves in a cache belong to a step, too. Raises UserError if the GPU computes nothing
     more.
@@ -92,8 +92,9 @@ def case_differs(device: torch.device, seed: int, guesses: int, *, tree: bool, b
     count = ROWS
     known = 20 + integers(20, count)
     base = block_start(known, block)
-    offset = torch.arange(guesses, device=device) // 2 if tree else None
-    sees = integers(2, guesses, guesses).bool() if tree else None
+    each = (count,) if seed % 2 else ()  # of odd seeds each row has a tree of its own
+    offset = integers(guesses, *each, guesses) if tree else None
+    sees = integers(2, *each, guesses, guesses).bool() if tree else None
     window = Window(PENDING, guesses, guesses + 1, sees, offset)
     guess, places = integers(50, count, guesses), base[:, None] + torch.arange(guesses, device=device)
     nothing = torch.zeros_like(known)

@@ -22,7 +22,7 @@ from mtbench.models.attention import AttentionMetadata
 KEYS = 1024  # slots that a program masks at a time
 
 
-@triton.jit(do_not_specialize=["view", "slots"])
+@triton.jit(do_not_specialize=["offset_row", "sees_row", "view", "slots"])
 def _feed(
     rows,
     window,
@@ -30,6 +30,8 @@ def _feed(
     guess,
     guess_row,
     guess_column,
+    offset_row,
+    sees_row,
     view,
     slots,
     PENDING: tl.constexpr,
@@ -45,6 +47,8 @@ def _feed(
     places, offset, sees = window
     ids, fed, positions, index, mask = outputs
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if OFFSET:
+        offset += row * offset_row
     start = tl.load(base + row)
     slot = tl.maximum(start + column - PENDING, tl.load(cached + row))
     is_guess, number = column >= PENDING, tl.maximum(column - PENDING, 0)
@@ -74,7 +78,7 @@ def _feed(
                 key_position = tl.where(is_draft, tl.load(places + row * GUESSES + draft, mask=is_draft, other=0), key)
         seen = key_position // BLOCK <= position // BLOCK
         if SEES:
-            tree = tl.load(sees + number * GUESSES + draft, mask=is_draft & is_guess, other=0) != 0
+            tree = tl.load(sees + row * sees_row + number * GUESSES + draft, mask=is_draft & is_guess, other=0) != 0
             seen = tl.where(is_draft & is_guess, tree, seen & (is_draft | (key < start)))
         if WINDOW > 0:
             seen = seen & (key_position > position - WINDOW)
@@ -86,17 +90,20 @@ def feed(
 ) -> tuple[Tensor, AttentionMetadata]:
     """Return the ids to feed and their metadata; see `step.feed`."""
     (count, slots), guesses = rows.tokens.shape, guess.shape[1]
-    sees = None if window.sees is None else window.sees.view(torch.uint8)
+    offset, sees = (None if x is None else x.contiguous() for x in (window.offset, window.sees))
+    # A tree for all rows has no row stride.
+    strides = [0 if x is None or x.dim() == all_rows else x.stride(0) for x, all_rows in ((offset, 1), (sees, 2))]
     width = shape.pending + guesses
     ids, fed, positions, index = (guess.new_empty(count, width) for _ in range(4))
     masks = {each: guess.new_empty(count, width, shape.view, dtype=torch.bool) for each in windows or [None]}
     for sliding_window, mask in masks.items():
         _feed[count, width](
             (rows.tokens, rows.base, rows.cached),
-            (places.contiguous(), window.offset, sees),
+            (places.contiguous(), offset, None if sees is None else sees.view(torch.uint8)),
             (ids, fed, positions, index, mask.view(torch.uint8)),
             guess,
             *guess.stride(),
+            *strides,
             shape.view,
             slots,
             PENDING=shape.pending,

@@ -21,15 +21,15 @@ saves time with `ahead=auto` only, which counts such an end as a rejected draft.
 R = rows, K = drafts, G = guesses, V = vocabulary.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mtbench import sampling
-from mtbench.decoding import trees
+from mtbench.decoding.draft_trees import DraftTree, parse_tree
 from mtbench.decoding.method import NONE, Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.errors import UserError
 from mtbench.options import AUTO
@@ -37,22 +37,19 @@ from mtbench.options import AUTO
 Verify = Literal["match", "rejection", "block"]
 # Help of the options.
 VERIFY = "accept the target's choice, or use rejection sampling: token by token, or of the whole block"
-TREE = "choices at each depth, such as 3x2; 1 if not listed; `1` is a chain"
+TREE = "choices at each depth, such as 3x2; 1 if not listed; `1` is a chain; best:N: the N likeliest prefixes"
 FILTER_DRAFT = "draw drafts from the draft's distribution after top-k, top-p and min-p; else at the temperature alone"
 CONFIDENCE = "least probability of the draft's likeliest token; drafts are offered up to the first below it; 0: all"
 
 
-def verify_tree(
-    output: TargetOutput, drafts: Tensor, behind: Tensor, branches: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Verify a tree of drafts (R, G), as `trees.products` numbers them, by match.
+def verify_tree(output: TargetOutput, drafts: Tensor, depth: int, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Verify a tree of drafts by match; the arguments are those of `TargetOutput.longest`.
 
-    Returns the target's choices along the longest path of accepted drafts (R, D+1), how many are accepted (R,), and the
-    path (R, D). `behind` (R, G): parents of the drafts.
+    Returns the target's choices along the longest path of accepted drafts (R, depth + 1), how many are accepted (R,),
+    and the path (R, depth).
     """
-    accepted, path = trees.longest(output.agrees(drafts, behind), branches)
-    columns = torch.cat((torch.zeros_like(path[:, :1]), path + 1), 1)
-    return output.choice.gather(1, columns), accepted, path
+    accepted, path = output.longest(drafts, depth, first)
+    return output.choice.gather(1, pad(path + 1, (1, 0))), accepted, path
 
 
 class VerifiedMethod(Method):
@@ -127,13 +124,13 @@ class VerifiedMethod(Method):
 
 
 class TreeMethod(VerifiedMethod):
-    """A method whose guesses are a chain of K drafts, or a tree of that depth (`trees.products`), verified by match."""
+    """A method whose guesses are a chain of K drafts, or a tree of at most that depth, verified by match."""
 
-    tree: str  # choices at each depth; `1`: a chain
+    tree: str  # `1`: a chain; else see draft_trees.py
 
     def __post_init__(self) -> None:
         if self.ahead != AUTO:
-            trees.parse_branches(self.tree, self.ahead, f"{self.name}: tree={self.tree!r}")
+            parse_tree(self.tree, self.ahead, f"{self.name}: tree={self.tree!r}")
         for given, only_chains in (
             (f"ahead={self.ahead}", self.ahead == AUTO),
             (f"verify={self.verify}", self.verify != "match"),
@@ -145,28 +142,20 @@ class TreeMethod(VerifiedMethod):
                     f"See `mtbench ls methods {self.name}`."
                 )
 
-    @property
-    def branches(self) -> list[int]:
-        """Choices at each depth."""
-        return trees.parse_branches(self.tree, self.ahead)
+    def new_tree(self) -> DraftTree:
+        """Return the tree of a step, without guesses yet."""
+        return parse_tree(self.tree, self.ahead)
 
-    def tree_window(self, drafts: int) -> Window:
-        """Return the shape of a forward that feeds the guesses. `drafts`: forwards of the draft."""
+    def tree_window(self, *, at_once: bool = False) -> Window:
+        """Return the shape of a forward that feeds the guesses. The draft makes one forward, or one a level."""
+        tree = self.new_tree()
+        drafts, room = (1, 0) if at_once else (tree.depth, tree.room)
         if self.tree == "1":
-            return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=drafts)
-        offset, sees = trees.tree(trees.products(self.branches))
-        return Window(1, len(offset), self.ahead + 1, sees=sees, offset=offset, drafts=drafts)
-
-    def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """`behind` (R, G), of a tree: parents of the guesses."""
-        state = super().start(rows, runners)
-        if self.tree != "1":
-            parents = torch.tensor(trees.products(self.branches), device=rows.known.device)
-            state["behind"] = parents.expand(len(rows.known), -1)
-        return state
+            return Window(1, self.ahead, self.ahead + 1, drafts=drafts)
+        return replace(tree.window, drafts=drafts, room=room)
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         if self.tree == "1":
             return super().accept(state, rows, output)
-        tokens, accepted, path = verify_tree(output, output.guess, state["behind"], self.branches)
-        return Commit(tokens, accepted + 1, kept=accepted, path=path)
+        tokens, accepted, path = verify_tree(output, output.guess, self.new_tree().depth)
+        return Commit(tokens, accepted + 1, kept=accepted, path=path, offered=output.depth)

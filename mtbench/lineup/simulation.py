@@ -34,6 +34,7 @@ from mtbench import sampling
 from mtbench.decoding.arms import Arm
 from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.request import Request
+from mtbench.decoding.trees import Guesses
 from mtbench.errors import UserError
 from mtbench.models.families import RANDOM
 from mtbench.plan.plan import Script, Simulated
@@ -48,8 +49,13 @@ class CertainOutput(TargetOutput):
     It still computes the real values and discards them, so that a simulation has their cost.
     """
 
-    def agrees(self, drafts: Tensor, behind: Tensor | None = None) -> Tensor:
-        return torch.ones_like(super().agrees(drafts, behind))
+    def agrees(self, drafts: Tensor, column: Tensor | None = None) -> Tensor:
+        return torch.ones_like(super().agrees(drafts, column))
+
+    def longest(self, drafts: Tensor, depth: int, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Return a path of the full depth, also where a row's own tree is not so deep."""
+        accepted, path = super().longest(drafts, depth, first)
+        return torch.full_like(accepted, depth), path
 
     def sure(self, metric: sampling.Metric, threshold: float | Tensor, never: float | None = None) -> Tensor:
         return torch.ones_like(super().sure(metric, threshold, never)) & (threshold != never)
@@ -117,7 +123,7 @@ class Scripted(Method):
     def places(self, state: State, rows: Rows, places: Tensor) -> Tensor:
         return self.method.places(state, rows, places)
 
-    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor | Guesses:
         return self.method.propose(state, rows, runners)
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:

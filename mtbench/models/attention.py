@@ -29,8 +29,9 @@ class AttentionMetadata:
     """Slots, positions and attention mask of one forward pass.
 
     Committed tokens have equal slots and positions. Draft token g has slot `base + g` and position `base + offset[g]`.
-    With `sees`, draft token g attends to draft token h where `sees[g, h]`; without it, `block` decides for draft tokens
-    too. Draft tokens fed before, by a draft model that reads a tree level by level, need `offset`.
+    With `sees`, draft token g attends to draft token h where `sees[…, g, h]`, for all rows or by row; without it,
+    `block` decides for draft tokens too. Draft tokens fed before, by a draft model that reads a tree level by level,
+    need `offset`.
     """
 
     slots: Tensor  # (R, W)
@@ -39,8 +40,8 @@ class AttentionMetadata:
     view: int  # V
     view_is_full: bool = False  # every slot in view holds a committed token
     block: int = 1  # a position attends to its whole block and to those before; 1: attention is causal
-    sees: Tensor | None = None  # (G, D) bool
-    offset: Tensor | None = None  # (D,) positions of the draft tokens, from `base`; None: all are fed now, and G = D
+    sees: Tensor | None = None  # (G, D) or (R, G, D) bool
+    offset: Tensor | None = None  # (D,) or (R, D) positions of draft tokens from `base`; None: all fed now, and G = D
     rows: Tensor | None = None  # (R,) cache row of each row; None: all cache rows, in order
     index: Tensor | None = None  # (R·W,) places in a cache's storage; None: the cache computes them
     _masks: dict[int | None, Tensor] = field(default_factory=dict)  # by sliding window
@@ -72,17 +73,18 @@ class AttentionMetadata:
         if self.sees is None:
             mask = self._visible(query, slot)
             return mask if sliding_window is None else mask & (slot > query - sliding_window)
-        fed, drafts = self.sees.shape
+        rows, (fed, drafts) = len(self.slots), self.sees.shape[-2:]
         draft = slot - self.base[:, None]  # (R, V): index of the draft token in this slot
         is_draft = ((draft >= 0) & (draft < drafts))[:, None]
         draft = draft.clamp(0, drafts - 1)
         if self.offset is None:
             draft_position = self.positions[:, -drafts:].gather(1, draft)
         else:
-            draft_position = self.base[:, None] + self.offset[draft]
+            draft_position = self.base[:, None] + self.offset.expand(rows, -1).gather(1, draft)
         position = torch.where(is_draft, draft_position[:, None], slot)  # (R, 1, V)
         mask = self._visible(query, position) & (is_draft | (slot < self.base[:, None, None]))
-        mask[:, -fed:] = torch.where(is_draft, self.sees[:, draft].transpose(0, 1), mask[:, -fed:])
+        sees = self.sees.expand(rows, -1, -1).gather(2, draft[:, None].expand(-1, fed, -1))
+        mask[:, -fed:] = torch.where(is_draft, sees, mask[:, -fed:])
         return mask if sliding_window is None else mask & (position > query - sliding_window)
 
     def _visible(self, query: Tensor, key: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Family:
 
 
 class TrainingOptions(BaseModel):
-    """The fields of a training record that decoding needs; the record holds more."""
+    """The fields of a training record that are read; the record holds more."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -71,6 +71,9 @@ class TrainingOptions(BaseModel):
     objective: str | None = None
     feeds_masks: bool | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
+    tokens: dict[str, int] = {}
+    forwards: dict[str, int] = {}
+    flops: int | None = None
 
 
 def read_training_record(folder: Path) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def document(
     todo = [] if decision is None else steps(decision, "DIR")
     race = [] if decision is None else race_parts(results, decision, naming.words)
     records = text.training_records(cells)
-    facts = [*text.environment(results), *((name, str(file)) for name, file in records.items())]
+    facts = [*text.environment(results), *((name, text.training_cost(file)) for name, file in records.items())]
     environment = Pairs(facts, {"Command"}, {name: file.as_uri() for name, file in records.items()})
     return Document(
         title=text.question(cells),

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtbench.document.formatting import NONE, counted, few, listed, memory, number
-from mtbench.models.families import RECORD
+from mtbench.errors import UserError
+from mtbench.models.families import RECORD, read_training_record
 from mtbench.plan.formats import GpuInfo, Machine, SessionRecord
 from mtbench.plan.request import SamplingOptions
 from mtbench.report.phrases import checkpoint_names, is_overridden, suite_name
@@ -136,6 +137,19 @@ def training_records(cells: Sequence[ResultCell]) -> dict[str, Path]:
     sources = {role: source for cell in cells for role, source in cell.checkpoints.items()}
     files = {f"Training record of {role}": Path(source).absolute() / RECORD for role, source in sources.items()}
     return {name: file for name, file in files.items() if file.is_file()}
+
+
+def training_cost(file: Path) -> str:
+    """Return where a training record is, and what it says of the cost: positions, forward passes, FLOPs."""
+    try:
+        record = read_training_record(file.parent)
+    except UserError:
+        return str(file)
+    if not record.get("flops"):
+        return str(file)
+    student, teacher = (record.get("forwards", {}).get(who, 0) for who in ("student", "teacher"))
+    passes = f"{student:,} forward passes" + (f" and {teacher:,} of the teacher" if teacher else "")
+    return f"{file} ({record.get('tokens', {}).get('fed', 0):,} positions fed, {passes}, {record['flops']:.3g} FLOPs)"
 
 
 def weights(results: Results) -> list[str]:

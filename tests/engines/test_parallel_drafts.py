@@ -10,7 +10,7 @@ from parallel_eagle_cases import FORMATS
 
 from mtbench.cli.export import app
 from mtbench.clients.serving_engine import NO_PARALLEL, NO_TREE, ServingEngine, Setting
-from mtbench.decoding.registry import SERVING_ENGINES
+from mtbench.decoding.registry import METHODS, SERVING_ENGINES
 from mtbench.errors import UserError
 
 
@@ -38,3 +38,8 @@ def test_engines_without_it_say_so(tmp_path: Path) -> None:
         engine: ServingEngine = SERVING_ENGINES[name]()
         assert engine.setting(eagle(), {"eagle": str(folder)}) == NO_PARALLEL
         assert isinstance(engine.setting(eagle(), {"eagle": "DRAFT"}), Setting)
+
+
+def test_engines_draft_no_tree_of_the_likeliest_prefixes() -> None:
+    for engine, method in (("vllm", "medusa"), ("vllm", "mtp"), ("sglang", "mtp"), ("llamacpp", "mtp")):
+        assert SERVING_ENGINES[engine]().setting(METHODS[method](tree="best:4"), {}) == NO_TREE

@@ -32,5 +32,6 @@ def drafts_of(method: Method, texts: Sequence[Sequence[int]], vocabulary: int) -
     runners = cast("ModelRunners", SimpleNamespace(target=target))
     state: dict[str, Any] = dict(method.start(rows, runners))
     drafts = method.propose(state, rows, runners)
+    assert isinstance(drafts, torch.Tensor)
     [count] = state.values()  # how many of the drafts are offered
     return [row[:offered] for row, offered in zip(drafts.tolist(), count.tolist(), strict=True)]

@@ -278,23 +278,28 @@ class Reference:
             logits = whole
         return self.allowed(logits), after if "norm_output" in self.form.flags else before
 
+    def after(self, text: Sequence[int], path: Sequence[int]) -> Tensor:
+        """The logits of the draft after a text and tokens that it drafted, (VOCABULARY,)."""
+        final = self.entries(text) if len(text) > 1 else []
+        logits, feature = self.predict(
+            final or [Entry(self.fused(torch.zeros(len(self.form.taps) * WIDTH).double()), 0, 0)]
+        )
+        own: list[Entry] = []
+        for depth, token in enumerate(path):
+            own.append(Entry(feature, token, len(text) - 1 + depth))
+            logits, feature = self.predict(final + own)
+        return logits
+
     def decode(self, prompt: list[int], branches: Sequence[int]) -> tuple[list[int], list[int]]:
         """Tokens and commits: greedy tokens while each is among the draft's choices after the ones before."""
         answer: list[int] = []
         commits: list[int] = []
         while True:
-            text = prompt + answer
-            final = self.entries(text) if len(text) > 1 else []
-            first = final or [Entry(self.fused(torch.zeros(len(self.form.taps) * WIDTH).double()), 0, 0)]
-            logits, feature = self.predict(first)
-            own: list[Entry] = []
-            new: list[int] = []
-            for depth, choices in enumerate([*branches, 0]):
+            text, new = prompt + answer, list[int]()
+            for choices in [*branches, 0]:
                 new.append(int(self.read((*text, *new))[0].argmax()))
-                if not choices or new[-1] not in logits.topk(choices).indices.tolist():
+                if not choices or new[-1] not in self.after(text, new[:-1]).topk(choices).indices.tolist():
                     break
-                own.append(Entry(feature, new[-1], len(text) - 1 + depth))
-                logits, feature = self.predict(final + own)
             if naive.finish(answer, commits, new, END, BUDGET):
                 return answer, commits
 

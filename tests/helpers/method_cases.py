@@ -52,6 +52,15 @@ def last_hidden(runner: ModelRunner, ids: list[int]) -> tuple[Tensor, Tensor]:
     return logits, out.hidden_states[-1][0, -1]
 
 
+def head_logits(runner: ModelRunner, heads: dict[str, Tensor], text: list[int]) -> list[Tensor]:
+    """The logits of each head after a text, (V,) each."""
+    hidden, logits = last_hidden(runner, text[:-1])[1], []
+    for k in range(HEADS):
+        x = hidden + torch.nn.functional.silu(heads[f"{k}.hidden.weight"] @ hidden + heads[f"{k}.hidden.bias"])
+        logits.append((heads[f"{k}.head"] @ x).index_fill(0, runner.checkpoint.suppressed, float("-inf")))
+    return logits
+
+
 def headed(folder: Path) -> ModelRunner:
     """A random model, and Medusa heads that are often right: fitted by least squares to what it says itself."""
     runner = ModelRunner(load(str(save_small(folder)), dtype=torch.float64))
@@ -132,21 +141,24 @@ CASES = [
     *cases("translated", "speculative", {"vocabulary": "intersection"}),
     *cases("translated", "speculative", {"vocabulary": "intersection", "per_forward": "all", "ahead": "auto"}),
     *cases("sometimes|never|always", "mars-speculative", {}, {"ahead": 2, "block_size": 3}, {"per_forward": 2}),
-    *cases("plain", "mars-selfspec", {}, {"ahead": 1}, {"ahead": 3}),
-    *cases("headed", "medusa", *({"heads": HEADS, "tree": tree} for tree in ("1", "3x2", "1x2x2"))),
+    *cases("plain", "mars-selfspec", {}, {"ahead": 1}, {"ahead": 3}, {"ahead": 2, "tree": "best:6"}),
+    *cases("headed", "medusa", *({"heads": HEADS, "tree": tree} for tree in ("1", "3x2", "1x2x2", "best:7"))),
     *cases("specforge|deepspec|speculators|specforge 3.1", "eagle", {}, {"ahead": 3, "tree": "3x3x2"}),
     *cases("specforge", "eagle", {"ahead": 7}, {"ahead": "auto"}, {"verify": "rejection"}),
+    *cases("specforge|peagle", "eagle", {"tree": "best:5"}),
     *cases("specforge", "eagle", {"confidence": 0.1, "verify": "block"}),
     *cases("peagle|p-eagle of vllm", "eagle", {}, {"ahead": 3, "tree": "3x3x2"}),
     *cases("peagle", "eagle", {"ahead": 7}, {"ahead": "auto"}, {"verify": "rejection"}, {"ahead": 1}),
     *cases("peagle", "eagle", {"confidence": 0.1, "verify": "block"}),
     *cases("z-lab|rnn", "dflash", {"ahead": 3}, {"ahead": 1}),
     *cases("domino", "dflash", {"ahead": 3, "tree": "3x2"}),
+    *cases("z-lab|rnn|dflash2", "dflash", {"ahead": 3, "tree": "best:6"}),
     *cases("z-lab", "dflash", {"ahead": 3, "verify": "rejection"}),
     *cases("rnn", "dflash", {"ahead": 5, "confidence": 0.5}, {"ahead": 3, "verify": "block"}),
     *cases("dflash2", "dflash", *({"ahead": k} for k in range(1, 5)), {"ahead": 3, "tree": "3x2"}),
     *cases("dflash2", "dflash", {"ahead": 4, "verify": "rejection"}, {"ahead": 3, "verify": "block"}),
     *cases("mimo|glm|deepseek|mimo x3", "mtp", {}, {"ahead": 3}),
+    *cases("mimo", "mtp", {"ahead": 4, "tree": "best:5"}),
     *cases("mimo", "mtp", {"ahead": "auto"}, {"ahead": 2, "confidence": 0.1, "verify": "block"}),
 ]
 

@@ -78,6 +78,8 @@ FAULTS = {  # a text of the kernels, and what it is replaced by
     "a guess is masked as a known token": ("tl.where(is_draft & is_guess, tree", "tl.where(is_draft & False, tree"),
     "tokens see those behind": ("position // BLOCK\n", "position // BLOCK + 1\n"),
     "no sliding window": ("if WINDOW > 0", "if WINDOW < 0"),
+    "a row reads the tree of the first": ("sees + row * sees_row", "sees + 0 * sees_row"),
+    "a row reads the depths of the first": ("offset += row * offset_row", "offset += 0 * offset_row"),
     "positions are slots in a tree": ("start + tl.load(offset + number", "slot + 0 * tl.load(offset + number"),
 }
 

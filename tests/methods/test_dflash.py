@@ -151,15 +151,11 @@ def tree_drafts(case: Case, text: list[int], branches: list[int]) -> list[list[l
 
 def tree_committed(case: Case, prompt: list[int], branches: list[int]) -> Said:
     """Tokens and commits: greedy tokens while each continues a path of the tree."""
-    logits, answer, commits, ended = naive_logits(case.runners.target), list[int](), list[int](), False
-    while not ended:
-        text, new = prompt + answer, list[int]()
-        for paths in [*tree_drafts(case, text, branches), []]:
-            new.append(int(logits(text + new)[-1].argmax()))
-            if new not in paths:
-                break
-        ended = naive.finish(answer, commits, new, END, BUDGET)
-    return answer, commits
+
+    def guessed(text: list[int]) -> set[tuple[int, ...]]:
+        return {tuple(path) for paths in tree_drafts(case, text, branches) for path in paths}
+
+    return naive.tree_speculative(naive_logits(case.runners.target), guessed, prompt, BUDGET, END)
 
 
 def tree_says(case: Case, kind: str, **how: Any) -> tuple[list[Said], int]:

@@ -1,15 +1,15 @@
 """Medusa against plain Python: heads on recomputed hidden states, a chain or a tree, and who has no heads."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import method_cases
 import naive
 import pytest
-import torch
-from decoding_cases import BUDGET, PROMPTS, run
-from method_cases import HEADS, last_hidden
+from decoding_cases import BUDGET, PROMPTS, naive_logits, run
+from method_cases import HEADS, head_logits
 from safetensors.torch import load_file
 from small import END
 from torch import Tensor
@@ -36,22 +36,16 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 
 def naively(runner: ModelRunner, heads: dict[str, Tensor], prompt: list[int], choices: Sequence[int]) -> Any:
     """Every head guesses from the text but its last token; then greedy tokens while each is among those guesses."""
-    answer: list[int] = []
-    commits: list[int] = []
-    ended = False
-    while not ended:
-        likely: list[list[int]] = []
-        text = prompt + answer
-        for k, many in enumerate(choices if len(text) > 1 else ()):
-            hidden = last_hidden(runner, text[:-1])[1]
-            x = hidden + torch.nn.functional.silu(heads[f"{k}.hidden.weight"] @ hidden + heads[f"{k}.hidden.bias"])
-            guessed = (heads[f"{k}.head"] @ x).index_fill(0, runner.checkpoint.suppressed, float("-inf"))
-            likely.append(guessed.topk(many).indices.tolist())
-        new: list[int] = []
-        while len(new) <= len(likely) and (not new or new[-1] in likely[len(new) - 1]):
-            new.append(int(last_hidden(runner, text + new)[0].argmax()))
-        ended = naive.finish(answer, commits, new, END, BUDGET)
-    return answer, commits
+
+    def guessed(text: list[int]) -> set[tuple[int, ...]]:
+        if len(text) == 1:
+            return set()
+        likely = [
+            guess.topk(n).indices.tolist() for guess, n in zip(head_logits(runner, heads, text), choices, strict=True)
+        ]
+        return {path for depth in range(len(likely)) for path in product(*likely[: depth + 1])}
+
+    return naive.tree_speculative(naive_logits(runner), guessed, prompt, BUDGET, END)
 
 
 @pytest.mark.parametrize(("tree", "choices"), [("1", [1, 1, 1]), ("3x2", [3, 2, 1]), ("1x1x4", [1, 1, 4])])

@@ -22,7 +22,6 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from mtbench.decoding import feature_drafting
-from mtbench.decoding.draft_model import Drafted
 from mtbench.decoding.method import Method, ModelRunners, Rows
 from mtbench.decoding.registry import METHODS
 
@@ -53,7 +52,7 @@ def drafted(headed: Headed, ahead: int, monkeypatch: pytest.MonkeyPatch, runners
     """Everything that is drafted for rows that still decode, while many prompts are decoded."""
     seen: Seen = []
 
-    def draft_tree(runners: ModelRunners, role: str, rows: Rows, *rest: Any) -> Drafted:
+    def draft_tree(runners: ModelRunners, role: str, rows: Rows, *rest: Any) -> feature_drafting.DraftedTree:
         out = feature_drafting.draft_tree(runners, role, rows, *rest)
         for row in range(len(rows.known)):
             if not rows.done[row] and rows.known[row] > 1:  # a prompt of one token has no feature

@@ -118,8 +118,18 @@ def test_filtered_texts_have_the_law_of_the_target(made: Made, name: str) -> Non
 
 
 @pytest.mark.slow
-def test_texts_of_mars_after_a_draft_have_the_law_of_the_target(made: Made) -> None:
-    """It verifies by match only: one random number decides draft and target."""
-    sampled = sample(made("sometimes"), "mars-speculative", MANY)
-    print(f"mars-speculative match N={MANY} {sampled.fit} tokens in the first forward {sampled.commits}")
+@pytest.mark.parametrize("name", [name for name, (_, method, _) in METHODS_OF.items() if method != "speculative"])
+def test_texts_of_the_likeliest_prefixes_have_the_law_of_the_target(made: Made, name: str) -> None:
+    """Trees are verified by match only; which prefixes are likeliest depends on the numbers that decide the target."""
+    sampled = sample_method(made, name, "match", MANY, tree="best:6")
+    print(f"{name} best:6 N={MANY} {sampled.fit} tokens in the first forward {sampled.commits}")
+    assert sampled.fit.p > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), [("mars-speculative", {}), ("mars-selfspec", {"tree": "best:16"})])
+def test_texts_of_masks_have_the_law_of_the_target(made: Made, name: str, options: dict[str, Any]) -> None:
+    """They verify by match only: one random number decides draft and target."""
+    sampled = sample(made("sometimes"), name, MANY, -MANY * len(options), **options)
+    print(f"{name} {options} match N={MANY} {sampled.fit} tokens in the first forward {sampled.commits}")
     assert sampled.fit.p > 1e-4

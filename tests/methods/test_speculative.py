@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -116,26 +116,6 @@ def test_rows_of_mars_speculative_may_have_thresholds_of_their_own() -> None:
             assert together[number].drafted == alone.drafted
     plain = run(ar(), on, prompts)
     assert [together[i].token_ids for i in (0, 4)] == [plain[i].token_ids for i in (0, 4)]
-
-
-@pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_self_speculation_drafts_what_masks_predict(ahead: int, make_runner: Callable[..., ModelRunner]) -> None:
-    """The next drafts stand where the accepted text ends: recomputed with plain masks behind it, commit by commit."""
-    on = ModelRunners("any", {"any": make_runner()})
-    logits = naive_logits(on.target)
-    for prompt in PROMPTS:
-        answer: list[int] = []
-        commits: list[int] = []
-        drafts: list[int] = []
-        while True:
-            text = prompt + answer
-            own = logits(text + drafts)[-len(drafts) - 1 :].argmax(1).tolist()
-            kept = next((i for i, (a, b) in enumerate(zip(drafts, own, strict=False)) if a != b), len(drafts))
-            if naive.finish(answer, commits, own[: kept + 1], END, BUDGET):
-                break
-            drafts = logits(text + drafts[:kept] + [MASK] * ahead)[-ahead:].argmax(1).tolist()
-        got = run(method("mars-selfspec", ahead=ahead), on, [prompt])[0]
-        assert (got.token_ids, got.commits) == (answer, commits)
 
 
 def test_a_seed_is_the_requests_own() -> None:

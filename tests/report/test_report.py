@@ -26,7 +26,7 @@ from mtbench.report.generation_viewer import split
 from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, checkpoint_names, disclaimers
 from mtbench.report.summary import warnings
 from mtbench.report.terminal import results_tables
-from mtbench.report.text import facts, question, training_records
+from mtbench.report.text import facts, question, training_cost, training_records
 from mtbench.results.format import ResultCell, Results
 
 
@@ -483,6 +483,11 @@ def test_the_training_record_of_a_checkpoint_is_linked(run: RunDirectory, tmp_pa
     assert training_records([own]) == {}
     (tmp_path / RECORD).write_text("{}")
     assert training_records([own]) == {"Training record of mars": tmp_path / RECORD}
+    assert training_cost(tmp_path / RECORD) == str(tmp_path / RECORD)
+    cost = {"tokens": {"fed": 1974704}, "forwards": {"student": 1252, "teacher": 1252}, "flops": 10_049_900_000_000}
+    (tmp_path / RECORD).write_text(json.dumps(cost))
+    said = "(1,974,704 positions fed, 1,252 forward passes and 1,252 of the teacher, 1e+13 FLOPs)"
+    assert training_cost(tmp_path / RECORD) == f"{tmp_path / RECORD} {said}"
 
 
 def test_the_variables_of_the_chat_template_are_named(small_run: RunDirectory) -> None:

@@ -22,12 +22,14 @@ from mtbench.models.families import RECORD
 from mtbench.training.block_objectives import MarkovBlockDraft
 from mtbench.training.draft_objectives import Eagle, Mtp
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Medusa, Objective
+from mtbench.training.self_distillation import SelfDistill
 
 pytest_plugins = ["training_fixtures"]
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
 
 DSPARK = MarkovBlockDraft(layers=1, block_size=3, markov_rank=4, anchors=4)
-OBJECTIVES = [Ar(), MARS, BlockDiffusion(), Draft(distil="logits"), Medusa(heads=2), Eagle(steps=2), Mtp(), DSPARK]
+TAUGHT = [SelfDistill(block_size=3), Draft(distil="logits")]
+OBJECTIVES = [Ar(), MARS, *TAUGHT, BlockDiffusion(), Medusa(heads=2), Eagle(steps=2), Mtp(), DSPARK]
 FEW = replace(USUAL, epochs=1, rows=1)  # 4 steps of 4 forward passes; the last one has no conversation
 DOCS = Path(__file__).parents[2] / "docs" / "train.md"
 KINDS = ("multi_gpu", "use_fsdp")  # options of its commands

@@ -41,7 +41,7 @@ def schedule(objective: Objective, examples: list[Example], **shape: int) -> Sch
 def alone(objective: Objective, examples: list[Example], trained: Any) -> Iterator[tuple[TrainingSequence, Tensor]]:
     """Yield each conversation's sequence and the distributions of its predictions, by transformers' own attention."""
     for sample in range(len(examples)):
-        sequence = schedule(objective, examples)._build(sample)
+        sequence = schedule(objective, examples).sequence(sample)
         clean = sequence.segment == 0
         shown = clean & (sequence.position < sequence.context[:, None])
         own = ~clean & (sequence.segment == sequence.segment[:, None]) & (sequence.position <= sequence.reach[:, None])

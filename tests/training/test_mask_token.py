@@ -16,7 +16,8 @@ from mtbench.models.loading import MASK, inspect, load
 from mtbench.training.block_objectives import BlockDraft
 from mtbench.training.init_model import initialise
 from mtbench.training.mask_token import ROWS, grow_embedding, reserved_tokens
-from mtbench.training.objectives import Ar
+from mtbench.training.objectives import Ar, Objective
+from mtbench.training.self_distillation import SelfDistill
 from mtbench.training.train import check, train
 
 pytest_plugins = ["training_fixtures"]
@@ -53,10 +54,13 @@ def test_a_reserved_token_becomes_the_mask_token_of_the_checkpoint(full: str, ro
 
 
 @pytest.mark.whole
-def test_a_grown_vocabulary_has_a_row_for_the_mask_token(full: str, rows: str, tmp_path: Path) -> None:
-    """Rows behind it are suppressed, too, and the text of the others is read as before."""
+@pytest.mark.parametrize("objective", [MARS, SelfDistill(block_size=3, target="soft")], ids=lambda each: each.name)
+def test_a_grown_vocabulary_has_a_row_for_the_mask_token(
+    full: str, rows: str, tmp_path: Path, objective: Objective
+) -> None:
+    """Rows behind it are suppressed, too, and the text of the others is read as before. A teacher has as many."""
     tokens = inspect(full).vocabulary
-    trained = load(str(train(requested(MARS, full, rows, USUAL, tmp_path / "out", grow_vocabulary=True))))
+    trained = load(str(train(requested(objective, full, rows, USUAL, tmp_path / "out", grow_vocabulary=True))))
     assert trained.mask_id == tokens
     assert trained.vocabulary % ROWS == 0
     assert trained.suppressed.tolist() == list(range(tokens, trained.vocabulary))

@@ -15,7 +15,7 @@ from mtbench.cli.train import app
 from mtbench.errors import UserError
 from mtbench.training import recipe_runner
 from mtbench.training.objectives import Ar, Mars
-from mtbench.training.recipes import Stage
+from mtbench.training.recipes import RECIPES, Stage, changed, seeded
 from mtbench.training.trainer import Settings
 
 # Replaces `mtbench`: writes down when it begins and ends; `bad` fails, `long` waits to be interrupted.
@@ -147,6 +147,27 @@ def test_a_recipe_trains_on_answers_that_its_first_stage_writes() -> None:
     assert answers.startswith("mtbench train answers --teacher ./mine --data a.jsonl --data b.jsonl --examples 768 ")
     assert answers.endswith(" --max-new-tokens 160 --keep-cut --out out/answers.jsonl")
     assert eagle.startswith("mtbench train eagle --base ./mine --data out/answers.jsonl --steps 3 ")
+
+
+def test_each_seed_has_stages_of_its_own() -> None:
+    """They start from the stages of the same seed, or from a checkpoint outside of the recipe."""
+    stages = seeded(TREE[:2], 2)
+    assert [(stage.name, stage.base, stage.settings.seed) for stage in stages] == [
+        ("a-1", "model", 42),
+        ("b-1", "a-1", 42),
+        ("a-2", "model", 43),
+        ("b-2", "a-2", 43),
+    ]
+
+
+def test_trainings_of_equal_cost_differ_in_their_objective_alone() -> None:
+    """Base, data, block size and FLOPs are one; other ones are of all trainings."""
+    stages = changed(RECIPES["equal-cost"], "other", ("mine.jsonl",), 2e9)
+    assert [stage.name for stage in stages] == ["ar", "mars", "mars_no_sft", "self_distill", "block_diffusion"]
+    assert {(stage.base, stage.data, stage.settings) for stage in stages} == {
+        ("other", ("mine.jsonl",), replace(RECIPES["equal-cost"][0].settings, flops=2e9))
+    }
+    assert {asdict(stage.objective).get("block_size", 4) for stage in stages if stage.objective} == {4}
 
 
 @pytest.mark.slow

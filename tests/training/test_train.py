@@ -25,6 +25,7 @@ from mtbench.models.runner import ModelRunner
 from mtbench.training.conversations import prepare
 from mtbench.training.draft_objectives import Eagle, Mtp
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
+from mtbench.training.self_distillation import SelfDistill
 from mtbench.training.train import check
 
 pytest_plugins = ["training_fixtures"]
@@ -37,11 +38,12 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
         Ar(),
         Mars(block_size=4),
         Mars(block_size=3, layout="anchored", ar_weight=0.0, timestep_weight=True),
+        SelfDistill(block_size=3),
         BlockDiffusion(block_size=4),
         Draft(),
         Medusa(heads=2),
     ],
-    ids=["ar", "mars", "anchored", "block-diffusion", "draft", "medusa"],
+    ids=["ar", "mars", "anchored", "self-distill", "block-diffusion", "draft", "medusa"],
 )
 def test_every_objective_makes_a_complete_checkpoint(
     base: str, rows: str, tmp_path: Path, objective: Objective
@@ -62,6 +64,10 @@ def test_every_objective_makes_a_complete_checkpoint(
     assert (entries["objective"], entries["options"]) == (objective.name, asdict(objective))
     assert entries["settings"] == asdict(settings)
     assert entries["steps"] == 12
+    taught = isinstance(objective, SelfDistill)
+    assert entries["teacher"] == (base if taught else None)
+    assert entries["forwards"] == {"student": 12 * 3, "teacher": 12 * 3 * taught}  # 8 conversations, 3 rows a forward
+    assert (entries["flops"] is None) == isinstance(objective, Medusa)
     for point in entries["curve"]:
         assert math.isclose(sum(point[name] for name in objective.parts), point["loss"], abs_tol=1e-5)
     curve = losses_of(out)

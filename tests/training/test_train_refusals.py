@@ -12,7 +12,7 @@ from transformers import GPT2Config
 
 from mtbench.training.draft_objectives import Eagle
 from mtbench.training.init_model import initialise
-from mtbench.training.objectives import Ar, Draft, Mars, Objective
+from mtbench.training.objectives import Ar, Draft, Mars, Medusa, Objective
 from mtbench.training.train import check
 
 pytest_plugins = ["training_fixtures"]
@@ -31,8 +31,9 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("single_thread")]
             False,
             "cannot hold a conversation of 48, for which mars feeds up to 93; give `--pack 93`",
         ),
+        (Medusa(), {"flops": 1e9}, False, "--flops: medusa trains modules beside a frozen model.*give `--epochs`"),
     ],
-    ids=["teacher", "no teacher", "pack"],
+    ids=["teacher", "no teacher", "pack", "flops"],
 )
 def test_options_are_refused_before_weights_are_loaded(
     base: str, rows: str, tmp_path: Path, objective: Objective, changes: dict[str, Any], teacher: bool, reason: str
