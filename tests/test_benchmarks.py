@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from forked import forking
 
@@ -91,3 +92,42 @@ def test_a_mars_checkpoint_is_trained_and_measured_at_every_threshold(tmp_path: 
     assert {cell["status"] for cell in cells} == {"ok"}
     assert {cell["accuracy"]["n"] for cell in cells} == {4}
     assert "No decision yet at batch size" in text
+
+
+@pytest.mark.slow
+def test_trainings_of_equal_cost_are_measured_for_every_seed_and_skipped_when_they_are_complete(tmp_path: Path) -> None:
+    command = (str(BENCHMARKS / "equal_cost.py"), "--out", str(tmp_path), "--only", "ar,mars,self_distill")
+    text = dry(*command)
+    assert dry(*command) in text
+    found = json.loads((tmp_path / "equal_cost.json").read_text())
+    names = [(arm["objective"], arm["tau"]) for arm in found["arms"]]
+    assert names == [("base", None), ("ar", None), *((o, tau) for o in ("mars", "self_distill") for tau in (1.0, 0.5))]
+    assert {len(arm["tokens_per_forward"]["by_seed"]) for arm in found["arms"]} == {2}
+    assert all(arm["speed_at_batch_1"]["items"] for arm in found["arms"][1:])
+    assert [t["teacher_forwards"] > 0 for t in found["trainings"]] == [False, False, True] * 2
+    assert {row["rival"] for row in found["mars_less_rivals"]} == {"self_distill"}
+    assert (tmp_path / "frontier.svg").exists()
+
+
+def test_intervals_over_items_and_over_seeds_are_apart_and_a_threshold_is_judged_on_other_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from equal_cost import ACCURACY, choices, estimate, ratio
+
+    items, even = 400, np.arange(400) % 2 == 0
+    drawn = np.random.default_rng(0).multinomial(items, [1 / items] * items, 200)
+    weights = np.vstack((np.ones(items), drawn), dtype=float)
+    ones = np.ones((3, items))
+    by_item = ratio(np.stack([100 * ones * even, ones]), weights, ACCURACY)
+    by_seed = ratio(np.stack([[[40.0], [50.0], [60.0]] * ones, ones]), weights, ACCURACY)
+    of_items, of_seeds = estimate(by_item), estimate(by_seed)
+    assert of_items["items"] == pytest.approx([50 - 1.96 * 2.5, 50 + 1.96 * 2.5], abs=0.7)
+    assert of_items["seeds"] == pytest.approx([50, 50])
+    assert of_seeds["items"] == pytest.approx([50, 50])
+    assert of_seeds["seeds"] == pytest.approx([50 - 24.84, 50 + 24.84], abs=0.01)  # t(2) = 4.303
+
+    right = np.stack([100 * ones, ones, ones, ones])
+    fast = np.stack([100 * ones * even, ones, 2 * ones, ones])
+    arms: Any = {("base", None): right, ("mars", 1.0): right, ("mars", 0.5): fast}
+    assert {(row["tau"], row["over_base"]["value"]) for row in choices(arms, weights, {})} == {(0.5, -100)}
