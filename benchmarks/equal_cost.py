@@ -1,8 +1,8 @@
 """Compare MARS with its rivals at equal training cost: train and measure all, write tables, a figure and all figures.
 
     python benchmarks/equal_cost.py --out OUT [--seeds 3]
-    python benchmarks/equal_cost.py --out OUT --recipe equal-cost-135m --base smollm2-135m:ar --data train.jsonl \
-        --seeds 1 --flops 2e13 --only ar,mars,self_distill --run suite=prompts:test.jsonl metric=contains
+    python benchmarks/equal_cost.py --out OUT --recipe equal-cost-135m --base smollm2-135m:ar --mask-token TOKEN \
+        --data train.jsonl --seeds 1 --flops 2e13 --only ar,mars --run suite=prompts:test.jsonl metric=contains
     python benchmarks/equal_cost.py --out OUT --dry-run    # all of it, small, in minutes, to test the script
 
 It needs mtbench installed. It trains by a recipe (mtbench/training/recipes.py): each objective for each seed to the
@@ -54,7 +54,7 @@ Found = dict[str, Any]
 
 def trained(args: argparse.Namespace) -> list[Stage]:
     """Train what is missing; return the stages. Raises UserError if one failed."""
-    stages = changed(RECIPES[args.recipe], args.base, tuple(args.data), args.flops)
+    stages = changed(RECIPES[args.recipe], args.base, tuple(args.data), flops=args.flops, mask_token=args.mask_token)
     if args.dry_run:
         stages = tuple(replace(s, examples=64, settings=replace(s.settings, flops=2e10, held_out=8)) for s in stages)
     chosen = [stage for stage in seeded(stages, args.seeds) if stage.name.rpartition("-")[0] in args.only.split(",")]
@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="equal-cost", choices=["equal-cost", "equal-cost-135m"])
     parser.add_argument("--base", help="checkpoint to start from; default: the recipe's")
     parser.add_argument("--data", action="append", default=[], help="data to train on; default: the recipe's")
+    parser.add_argument("--mask-token", help="reserved token of --base, if it has no mask token")
     parser.add_argument("--flops", type=float, help="FLOPs of each training; default: the recipe's")
     parser.add_argument("--only", default=",".join(ROLES), help="objectives, by their roles; default: all")
     parser.add_argument("--seeds", type=int, default=3)

@@ -244,7 +244,7 @@ RECIPES: Mapping[str, tuple[Stage, ...]] = {
         30_000,
     ),
     "equal-cost-135m": _equal_cost(
-        Settings(learning_rate=1e-4, flops=5e13, batch_size=8, rows=4, held_out=24),
+        Settings(learning_rate=3e-4, flops=5e13, batch_size=4, rows=4, held_out=24),
         "HuggingFaceTB/SmolLM2-135M-Instruct",
         "gsm8k",
         None,
