@@ -35,7 +35,7 @@ from mtbench.training.mask_token import grow_embedding, refuse_mask_in_text, wit
 from mtbench.training.objectives import Model, Objective, Special
 from mtbench.training.processes import fsdp_format, processes, refuse_other_launch
 from mtbench.training.recipes import Stage
-from mtbench.training.trainer import Progress, TrainingJob, fit
+from mtbench.training.trainer import Progress, Trained, TrainingJob, fit
 
 FREE = ("settings.rows", "settings.pack", "settings.checkpointing")  # may change on resuming: they change no loss
 
@@ -107,12 +107,7 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
         progress=progress,
         report_to=report_to,
     )
-    try:
-        trained = fit(job)
-    except UserError:
-        if group.is_main_process and not any(request.resume_folder.glob("checkpoint-*")):
-            shutil.rmtree(request.resume_folder)  # there is nothing to resume
-        raise
+    trained = _fit(job, is_main=group.is_main_process)
     if trained is None:  # the main process writes the checkpoint
         return request.out
     if trained.gathered_weights is not None:
@@ -136,6 +131,16 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
     with write_errors(request.resume_folder):
         shutil.rmtree(request.resume_folder)
     return request.out
+
+
+def _fit(job: TrainingJob, *, is_main: bool) -> Trained | None:
+    """Train; if that ends before there is anything to resume, remove the folder for it."""
+    try:
+        return fit(job)
+    except UserError:
+        if is_main and not any(job.resume_folder.glob("checkpoint-*")):
+            shutil.rmtree(job.resume_folder)
+        raise
 
 
 def _attach(request: TrainingRequest, checked: Checked, model: Model, progress: Progress | None) -> Special:

@@ -174,7 +174,7 @@ def other(field: dataclasses.Field[Any]) -> Any:
         words = {
             "verify": "rejection",
             "match": "latest",
-            "tree": "3x2",
+            "tree": "best:6",
             "draft": "other",
             "vocabulary": "intersection",
             "drafts": "ngram-map-k",
