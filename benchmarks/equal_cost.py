@@ -1,4 +1,4 @@
-"""Compare MARS with its rivals at equal training cost: train and measure all, write tables, a figure and all figures.
+r"""Compare MARS with its rivals at equal training cost: train and measure all, write tables, a figure and all figures.
 
     python benchmarks/equal_cost.py --out OUT [--seeds 3]
     python benchmarks/equal_cost.py --out OUT --recipe equal-cost-135m --base smollm2-135m:ar --mask-token TOKEN \
