@@ -15,7 +15,7 @@ from mtbench.training.objectives import Model, Objective
 from mtbench.training.packing import pack
 from mtbench.training.schedule import Schedule
 
-SAMPLED = 4096  # conversations whose cost is counted before a training, at most: their mean is within 1 %
+SAMPLED = 4096  # conversations whose cost is counted before a training, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def _forward_flops(shape: Shape, fed: int, predicted: int, pairs: int) -> int:
 
 
 def cost_of(objective: Objective, model: Model, teacher: Model | None) -> Cost | None:
-    """Return the cost of a training; None if FLOPs are not counted: beside a frozen model, of a mixture of experts."""
+    """Return the cost of a training; None if FLOPs are not counted: beside a frozen model, or where `count` cannot."""
     if objective.freezes_model:
         return None
     try:

@@ -87,21 +87,23 @@ def linear_cross_entropy(
     the teacher's distribution (teacher first) replaces the cross-entropy. Under autocast, products are computed in the
     autocast dtype; sums and softmax are at least float32.
     """
-    device_type = hidden.device.type
-    if torch.is_autocast_enabled(device_type):
-        hidden = hidden.to(torch.get_autocast_dtype(device_type))
-    with torch.autocast(device_type, enabled=False):
+    hidden = _in_autocast(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
         total, parts = _LinearCrossEntropy.apply(hidden, head, target, weight, teacher_output)  # type: ignore[no-untyped-call]
     return total, parts
+
+
+def _in_autocast(hidden: Tensor) -> Tensor:
+    """Return hidden states in the dtype of autocast, if that is on."""
+    device_type = hidden.device.type
+    return hidden.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else hidden
 
 
 @torch.no_grad()
 def top_tokens(hidden: Tensor, head: Tensor) -> Tensor:
     """Return the likeliest token of each prediction, (N,). hidden (N, H), head (V, H)."""
-    device_type = hidden.device.type
-    if torch.is_autocast_enabled(device_type):
-        hidden = hidden.to(torch.get_autocast_dtype(device_type))
-    with torch.autocast(device_type, enabled=False):
+    hidden = _in_autocast(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
         weights = head.to(hidden.dtype)
         found = [(hidden[part] @ weights.T).argmax(1) for part in chunks(len(hidden), len(head))]
     return torch.cat([torch.empty(0, dtype=torch.long, device=hidden.device), *found])
